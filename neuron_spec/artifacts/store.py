@@ -1,0 +1,97 @@
+"""Writing a manifest last, and opening an artifact only if everything it names is as recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from neuron_spec.artifacts.manifest import FORMAT_VERSION, FileEntry, Manifest
+from neuron_spec.errors import ArtifactError
+from neuron_spec.files import FileRecord, write_text
+from neuron_spec.spec.schema import BuildSpec
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact that was opened and found whole."""
+
+    directory: Path
+    manifest: Manifest
+
+    @property
+    def spec(self) -> BuildSpec:
+        """The build spec it was made from."""
+        return BuildSpec.model_validate({**self.manifest.spec, "name": self.manifest.name})
+
+    def model_directory(self, role: str) -> Path:
+        """Where the weights of `target` or `draft` are."""
+        return Path(self.manifest.models[role].directory)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`; call it last, a folder without it is not an artifact."""
+    write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+
+
+def open_artifact(path: str | Path, *, full: bool = False) -> Artifact:
+    """Open an artifact and check that its files and the weights it links to are as recorded.
+
+    Args:
+        full: compute every digest again, also of files whose size and time of change are as
+            recorded (otherwise those are trusted, so that large weights open at once).
+
+    Raises:
+        ArtifactError: no artifact, another format, or missing or changed files, all named.
+    """
+    directory = Path(path)
+    manifest = _read(directory)
+    faults = _differences(directory, manifest.files, full)
+    for model in manifest.models.values():
+        faults += _differences(Path(model.directory), model.files, full)
+    if faults:
+        raise ArtifactError(
+            "\n  ".join(["files are not as they were compiled", *faults]),
+            where=directory,
+            mend="restore the files, or compile again: neuron-spec compile SPEC",
+        )
+    return Artifact(directory, manifest)
+
+
+def _read(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise ArtifactError(
+            "not an artifact: no manifest.json" if directory.is_dir() else "no such directory",
+            where=directory,
+            mend="name the folder that `neuron-spec compile SPEC` wrote",
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if version == FORMAT_VERSION:
+            return Manifest.model_validate(data)
+    except (ValueError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"damaged manifest: {reason}", where=path) from None
+    raise ArtifactError(
+        "made by another version of neuron-spec",
+        where=path,
+        found=f"format {version}",
+        expected=f"format {FORMAT_VERSION}",
+        mend="compile again: neuron-spec compile SPEC",
+    )
+
+
+def _differences(directory: Path, entries: tuple[FileEntry, ...], full: bool) -> list[str]:
+    faults = []
+    for entry in entries:
+        path = directory / entry.name
+        difference = FileRecord(**entry.model_dump()).difference(path, always_digest=full)
+        if difference is not None:
+            faults.append(f"{path}: {difference}")
+    return faults

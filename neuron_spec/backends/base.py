@@ -1,0 +1,104 @@
+"""The seam between the engine and whatever computes: the step.
+
+NxDI's fused graph drafts and verifies in one call, so the seam is not "propose, then verify" but
+one whole speculation step. Engine, metrics, server and bench know this file only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from neuron_spec.artifacts import Artifact
+    from neuron_spec.checkpoints import PreparedCheckpoint
+    from neuron_spec.spec import BuildSpec
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an opened artifact can hold; all lengths in tokens.
+
+    Attributes:
+        max_total_tokens: prompt plus output of one request. The compiled length is larger by
+            k + 1, so that a step may always look k + 1 positions ahead.
+        num_draft_tokens: the largest k a step may be asked for; 0 without a draft.
+    """
+
+    batch_size: int
+    max_prompt_tokens: int
+    max_total_tokens: int
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True)
+class PrefillResult:
+    """The target's first new token after a prompt.
+
+    Attributes:
+        token: its id.
+        logits: [vocab] float32 logits it was chosen from, or None where a device keeps them.
+    """
+
+    token: int
+    logits: Tensor | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step committed in one slot.
+
+    Attributes:
+        tokens: the accepted drafts, then the target's own token (correction, bonus, or the only
+            one when nothing was drafted); 1 … k + 1 ids.
+        num_drafted: proposals that were verified, k or 0.
+        num_accepted: how many of them were kept; always `len(tokens) - 1`.
+    """
+
+    slot: int
+    tokens: tuple[int, ...]
+    num_drafted: int
+    num_accepted: int
+
+
+class Speculator(Protocol):
+    """An opened artifact: `limits.batch_size` slots, each holding one running sequence."""
+
+    @property
+    def limits(self) -> Limits:
+        """What it can hold."""
+
+    def prefill(self, slot: int, prompt_ids: Sequence[int]) -> PrefillResult:
+        """Start a sequence in a free slot and return its first new token.
+
+        Raises:
+            ValueError: empty or too long prompt, or no such slot.
+        """
+
+    def step(self, num_draft_tokens: int) -> list[StepResult]:
+        """One speculation step of every running slot with k = `num_draft_tokens` (0 … limit).
+
+        The caller keeps at most `max_total_tokens` tokens a slot and releases slots that are done.
+        """
+
+    def release(self, slot: int) -> None:
+        """Free a slot; what it held is forgotten."""
+
+
+class Backend(Protocol):
+    """How artifacts of one kind are built and opened."""
+
+    name: str
+
+    def libraries(self) -> dict[str, str]:
+        """Versions that decide what is computed; part of the fingerprint."""
+
+    def build(self, spec: BuildSpec, prepared: PreparedCheckpoint, folder: Path) -> dict[str, Any]:
+        """Write what `open` needs into `folder` (empty, not yet an artifact); return a report."""
+
+    def open(self, artifact: Artifact) -> Speculator:
+        """Load an artifact of this backend."""

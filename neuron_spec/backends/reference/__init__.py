@@ -1,0 +1,1 @@
+"""The reference backend: torch on CPU or CUDA, following NxDI's semantics."""

@@ -1,0 +1,78 @@
+"""A static KV cache: one block of memory a layer, a slot a sequence, no copies when tokens are
+dropped. A sequence is as long as its owner says; what lies beyond is overwritten later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_SPAN_MULTIPLE = 64  # attention reads whole multiples, so that shapes repeat
+
+
+class KVCache:
+    """Keys and values of every layer: [slots, kv_heads, length, head_dim] each."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        shape: tuple[int, int, int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.length = shape[2]
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all layers."""
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
+
+class Window:
+    """Where one forward pass writes and what it may see: rows `first_slot` … , n positions each.
+
+    Attributes:
+        positions: [rows, n] position of every query.
+        mask: [rows, 1, n, span] bool, True where a query may look; None if all may look at all.
+        span: how much of the cache is read.
+    """
+
+    def __init__(
+        self, starts: Sequence[int], num_positions: int, first_slot: int, cache: KVCache
+    ) -> None:
+        last = max(starts) + num_positions
+        if last > cache.length:
+            raise ValueError(f"position {last - 1} is beyond the cache of {cache.length}")
+        device = cache.keys[0].device
+        self.rows = slice(first_slot, first_slot + len(starts))
+        self._start = starts[0] if len(starts) == 1 else None
+        self._num_positions = num_positions
+        offsets = torch.arange(num_positions, device=device)
+        self.positions = torch.tensor(starts, device=device)[:, None] + offsets
+        needs_mask = len(starts) > 1 or num_positions > 1
+        self.span = min(_round_up(last), cache.length) if needs_mask else last
+        self.mask = self._causal(device) if needs_mask else None
+
+    def _causal(self, device: torch.device) -> Tensor:
+        seen = torch.arange(self.span, device=device) <= self.positions[:, :, None]
+        return seen[:, None]
+
+    def store(self, cache: Tensor, new: Tensor) -> Tensor:
+        """Write `new` [rows, n, kv_heads, head_dim]; return what is visible, [rows, kv_heads,
+        span, head_dim], a view."""
+        rows = cache[self.rows]
+        if self._start is not None:
+            end = self._start + self._num_positions
+            rows[:, :, self._start : end] = new.transpose(1, 2)
+        else:
+            index = torch.arange(rows.shape[0], device=cache.device)[:, None]
+            rows[index, :, self.positions] = new
+        return rows[:, :, : self.span]
+
+
+def _round_up(length: int) -> int:
+    return -(-length // _SPAN_MULTIPLE) * _SPAN_MULTIPLE

@@ -1,0 +1,150 @@
+"""A decoder-only transformer of the Llama kind over a static cache, for inference only.
+
+The same layers serve the target and the EAGLE head, which differ in what goes in and what is
+normed. Arithmetic follows Hugging Face's models; tests compare the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from neuron_spec.backends.reference.cache import KVCache, Window
+from neuron_spec.backends.reference.linear import Linear
+from neuron_spec.backends.reference.rope import rotary_tables, rotate
+from neuron_spec.checkpoints.model_config import ModelConfig
+
+Read = Callable[[str], Tensor]
+"""A parameter by its key, in the model's dtype and on its device."""
+Has = Callable[[str], bool]
+
+PREFILL_CHUNK = 512  # bounds the attention mask of long prompts
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm (arXiv:1910.07467) over the last dimension."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention:
+    """Grouped-query attention of one layer; q, k and v are one product."""
+
+    def __init__(self, config: ModelConfig, prefix: str, read: Read, has: Has) -> None:
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        parts = [f"{prefix}{name}_proj" for name in "qkv"]
+        weight = torch.cat([read(f"{part}.weight") for part in parts])
+        biases = [read(f"{part}.bias") for part in parts if has(f"{part}.bias")]
+        self.qkv = Linear(weight, torch.cat(biases) if biases else None)
+        output = f"{prefix}o_proj"
+        has_bias = has(f"{output}.bias")
+        self.output = Linear(read(f"{output}.weight"), read(f"{output}.bias") if has_bias else None)
+        self.head_norms = [
+            Norm(read(key), config.rms_norm_eps) if has(key) else None
+            for key in (f"{prefix}q_norm.weight", f"{prefix}k_norm.weight")
+        ]
+
+    def __call__(
+        self, x: Tensor, tables: tuple[Tensor, Tensor], window: Window, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[rows, n, hidden] -> [rows, n, hidden]; writes this layer's keys and values."""
+        rows, count, _ = x.shape
+        heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
+        mixed = self.qkv(x).view(rows, count, heads + 2 * kv_heads, dim)
+        query, key, value = mixed.split([heads, kv_heads, kv_heads], dim=2)
+        query, key = (
+            rotate(norm(part) if norm else part, *tables)
+            for norm, part in zip(self.head_norms, (query, key), strict=True)
+        )
+        keys, values = window.store(kv[0], key), window.store(kv[1], value)
+        return self.output(_attend(query, keys, values, window.mask).reshape(rows, count, -1))
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """[rows, n, heads, dim] over [rows, kv_heads, span, dim] -> [rows, n, heads, dim].
+
+    The query heads that share a key head are stacked as more queries, so keys are not repeated.
+    """
+    rows, count, heads, dim = query.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    stacked = query.view(rows, count, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    stacked = stacked.reshape(rows, kv_heads, group * count, dim)
+    if mask is not None and group > 1:
+        mask = mask.repeat(1, 1, group, 1)
+    output = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask)
+    output = output.view(rows, kv_heads, group, count, dim).permute(0, 3, 1, 2, 4)
+    return output.reshape(rows, count, heads, dim)
+
+
+class Layer:
+    """One decoder layer; `input_norm` is None in an EAGLE v1 head."""
+
+    def __init__(self, config: ModelConfig, prefix: str, read: Read, has: Has) -> None:
+        eps, input_norm = config.rms_norm_eps, f"{prefix}input_layernorm.weight"
+        self.input_norm = Norm(read(input_norm), eps) if has(input_norm) else None
+        self.attention = Attention(config, f"{prefix}self_attn.", read, has)
+        self.mlp_norm = Norm(read(f"{prefix}post_attention_layernorm.weight"), eps)
+        gate_up = [read(f"{prefix}mlp.{name}_proj.weight") for name in ("gate", "up")]
+        self.gate_up = Linear(torch.cat(gate_up))
+        self.down = Linear(read(f"{prefix}mlp.down_proj.weight"))
+
+    def __call__(
+        self, x: Tensor, tables: tuple[Tensor, Tensor], window: Window, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[rows, n, hidden] -> [rows, n, hidden]."""
+        normed = self.input_norm(x) if self.input_norm else x
+        x = x + self.attention(normed, tables, window, kv)
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Decoder:
+    """A stack of layers with its own cache."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: Sequence[Layer],
+        *,
+        num_slots: int,
+        length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers = layers
+        shape = (num_slots, config.num_key_value_heads, length, config.head_dim)
+        self.cache = KVCache(len(layers), shape, dtype=dtype, device=device)
+        cos, sin = rotary_tables(config, length, device)
+        self._cos, self._sin = cos.to(dtype), sin.to(dtype)
+
+    def __call__(self, x: Tensor, starts: Sequence[int], first_slot: int) -> Tensor:
+        """Run inputs [rows, n, hidden] whose row i starts at position `starts[i]`.
+
+        Rows are slots `first_slot`, `first_slot + 1`, …; long inputs go through in chunks.
+        """
+        chunks = x.split(PREFILL_CHUNK, dim=1)
+        outputs = [
+            self._run(chunk, [start + index * PREFILL_CHUNK for start in starts], first_slot)
+            for index, chunk in enumerate(chunks)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def _run(self, x: Tensor, starts: Sequence[int], first_slot: int) -> Tensor:
+        window = Window(starts, x.shape[1], first_slot, self.cache)
+        positions = window.positions
+        tables = (self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2))
+        for layer, *kv in zip(self.layers, self.cache.keys, self.cache.values, strict=True):
+            x = layer(x, tables, window, (kv[0], kv[1]))
+        return x

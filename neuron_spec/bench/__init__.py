@@ -1,0 +1,1 @@
+"""Is it faster: workloads and measurements of speculation on against off."""

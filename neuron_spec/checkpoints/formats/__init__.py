@@ -1,0 +1,1 @@
+"""Key tables of the checkpoint families: which tensors, of which shape. Data beside its format."""

@@ -1,0 +1,256 @@
+"""Published draft -> prepared checkpoint: what NxDI and the reference backend load as it is.
+
+The input is never edited. The output appears whole or not at all, with `prepared.json` telling
+where every tensor came from. Running again with unchanged inputs does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neuron_spec.checkpoints.formats import eagle
+from neuron_spec.checkpoints.graft import find_embedding, find_lm_head
+from neuron_spec.checkpoints.identify import Identity, identify
+from neuron_spec.checkpoints.source import resolve_model
+from neuron_spec.checkpoints.tensors import (
+    FLOAT_DTYPES,
+    OutputTensor,
+    StoredTensor,
+    read_json,
+    write_safetensors,
+)
+from neuron_spec.errors import CheckpointError
+from neuron_spec.files import FileRecord, Progress, new_directory, no_progress
+from neuron_spec.spec.schema import BuildSpec
+from neuron_spec.version import __version__
+
+RECORD = "prepared.json"
+
+
+@dataclass(frozen=True)
+class PreparedCheckpoint:
+    """The models of a build, both loadable as they are.
+
+    Attributes:
+        target: the target's directory.
+        draft: the draft's directory, or None without a draft.
+        decisions: what was copied, renamed or written, in sentences; empty if nothing was needed.
+        is_new: False when an earlier preparation was still valid and nothing was written.
+    """
+
+    target: Path
+    draft: Path | None
+    decisions: tuple[str, ...] = ()
+    is_new: bool = False
+
+
+def prepare(
+    spec: BuildSpec,
+    output: str | Path | None = None,
+    *,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> PreparedCheckpoint:
+    """Prepare the draft of a spec for its target.
+
+    Args:
+        output: where the prepared draft goes; `build/<spec name>/draft` by default.
+        force: write anew even if the inputs are unchanged.
+        progress: called with a label and counts while models are fetched, read and written.
+
+    Raises:
+        CheckpointError: the draft or target is damaged, or they do not belong together; all
+            missing, unexpected and misshapen keys are in one error.
+        StorageError: the disk is full or not writable.
+    """
+    target = resolve_model(spec.target.model, spec.base_directory, progress=progress)
+    if spec.draft.model is None:
+        return PreparedCheckpoint(target, None)
+    draft = resolve_model(spec.draft.model, spec.base_directory, progress=progress)
+    destination = Path(output) if output is not None else spec.build_directory / "draft"
+    return prepare_draft(draft, target, destination, force=force, progress=progress)
+
+
+def prepare_draft(
+    draft: Path,
+    target: Path,
+    destination: Path,
+    *,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> PreparedCheckpoint:
+    """Prepare one draft directory for one target directory; see `prepare`."""
+    if not force and (earlier := _earlier(draft, target, destination)) is not None:
+        return PreparedCheckpoint(target, destination, earlier)
+    draft_identity, target_identity = identify(draft), identify(target)
+    check_pair(draft_identity, target_identity)
+    if draft_identity.family != "eagle":
+        raise CheckpointError(
+            f"is a {draft_identity.family} checkpoint",
+            where=draft,
+            expected="an EAGLE v1 head (fc.weight and layers.0.*)",
+            mend="set draft.model to the draft head, target.model to the language model",
+        )
+    tensors, decisions = _plan(draft_identity, target_identity)
+    config = _output_config(draft_identity, target_identity)
+    with new_directory(destination) as folder:
+        write_safetensors(folder / "model.safetensors", tensors, progress)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        record = _record((draft_identity, target_identity), tensors, decisions, progress)
+        (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    return PreparedCheckpoint(target, destination, tuple(decisions), is_new=True)
+
+
+def check_pair(draft: Identity, target: Identity) -> None:
+    """A draft head and its target must fit each other in every shape.
+
+    Raises:
+        CheckpointError: all faults in one.
+    """
+    faults = [f"missing: {name}" for name in draft.missing]
+    faults += [f"unexpected: {name}" for name in draft.unexpected]
+    faults += [f"misshapen: {sentence}" for sentence in draft.misshapen]
+    for field in ("hidden_size", "vocab_size"):
+        ours, theirs = getattr(draft.config, field), getattr(target.config, field)
+        if ours != theirs:
+            faults.append(f"{field}: draft {ours}, target {theirs}; they must be equal")
+    if draft.config.num_hidden_layers != 1:
+        faults.append(f"num_hidden_layers: found {draft.config.num_hidden_layers}, expected 1")
+    if faults:
+        raise CheckpointError(
+            "\n  ".join([f"does not fit the target {target.directory}", *faults]),
+            where=draft.directory,
+            mend="use the draft that was trained for this target, complete as published",
+        )
+    if target.missing or target.misshapen:
+        faults = [f"missing: {name}" for name in target.missing[:8]]
+        faults += [f"misshapen: {sentence}" for sentence in target.misshapen[:8]]
+        raise CheckpointError(
+            "\n  ".join(["the target's weights do not fit its config", *faults]),
+            where=target.directory,
+            mend="download it again, complete",
+        )
+
+
+def _plan(draft: Identity, target: Identity) -> tuple[list[OutputTensor], list[str]]:
+    """Every tensor of the output with its source, and the decisions in sentences."""
+    outputs: list[OutputTensor] = []
+    decisions: list[str] = []
+    for name, stored in draft.files.tensors.items():
+        canonical = eagle.canonical_name(name)
+        if canonical.endswith(eagle.DERIVED_SUFFIXES):
+            decisions.append(f"dropped {name}: rebuilt by every loader")
+            continue
+        outputs.append(OutputTensor(canonical, stored, draft.files, stored.dtype))
+        if canonical != name:
+            decisions.append(f"renamed {name} to {canonical}")
+    present = {output.name for output in outputs}
+    dtype = _draft_dtype(draft)
+    for name, find in ((eagle.LM_HEAD, find_lm_head), (eagle.EMBEDDING, find_embedding)):
+        if name in present:
+            continue
+        graft = find(target)
+        outputs.append(OutputTensor(name, graft.source, target.files, dtype))
+        decisions.append(f"copied {name} from {_origin(graft.source, dtype)}: {graft.reason}")
+    decisions += [step for step in draft.preparation if step.startswith("write ")]
+    return outputs, decisions
+
+
+def _origin(source: StoredTensor, dtype: str) -> str:
+    cast = "" if source.dtype == dtype else f", cast from {source.dtype} to {dtype}"
+    return f"{source.name} {list(source.shape)} in {source.path}{cast}"
+
+
+def _draft_dtype(draft: Identity) -> str:
+    """The dtype of the draft's floats; a mixture keeps each tensor's own and grafts in fc's."""
+    tensors = draft.files.tensors
+    fc = tensors.get(eagle.FC_WEIGHT) or tensors["model." + eagle.FC_WEIGHT]
+    if fc.dtype not in FLOAT_DTYPES:
+        raise CheckpointError(
+            f"'{fc.name}' is stored as {fc.dtype}",
+            where=draft.directory,
+            expected=f"one of {', '.join(FLOAT_DTYPES)}",
+            mend="use the unquantized draft",
+        )
+    return fc.dtype
+
+
+_TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def _output_config(draft: Identity, target: Identity) -> dict[str, Any]:
+    """The draft's config with the fields that its file decides written out.
+
+    `bias` is EAGLE's name for what NxDI calls `fc_bias`; the key in the file decides, because
+    published configs contradict their files (SafeAILab/EAGLE#100).
+    """
+    names = {eagle.canonical_name(name) for name in draft.files.tensors}
+    raw = {key: value for key, value in draft.config.raw.items() if key not in ("bias", "dtype")}
+    pad = draft.config.pad_token_id
+    return {
+        **raw,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "fc_bias": eagle.FC_BIAS in names,
+        "tie_word_embeddings": False,
+        "torch_dtype": _TORCH_NAMES[_draft_dtype(draft)],
+        "rope_theta": draft.config.rope_theta,
+        "num_key_value_heads": draft.config.num_key_value_heads,
+        "pad_token_id": target.config.pad_token_id if pad is None else pad,
+    }
+
+
+def _record(
+    identities: tuple[Identity, Identity],
+    tensors: list[OutputTensor],
+    decisions: list[str],
+    progress: Progress,
+) -> dict[str, Any]:
+    sources = {
+        role: _source_record(identity, progress)
+        for role, identity in zip(("draft", "target"), identities, strict=True)
+    }
+    return {
+        "neuron_spec_version": __version__,
+        "sources": sources,
+        "decisions": decisions,
+        "tensors": {output.name: _tensor_record(output) for output in tensors},
+    }
+
+
+def _tensor_record(output: OutputTensor) -> dict[str, Any]:
+    return {
+        "from": str(output.source.path),
+        "name": output.source.name,
+        "stored_dtype": output.source.dtype,
+        "dtype": output.dtype,
+    }
+
+
+def _source_record(identity: Identity, progress: Progress) -> dict[str, Any]:
+    paths = (identity.directory / "config.json", *identity.files.files)
+    return {
+        "directory": str(identity.directory.absolute()),
+        "files": [FileRecord.of(path, progress).as_dict() for path in paths],
+    }
+
+
+def _earlier(draft: Path, target: Path, destination: Path) -> tuple[str, ...] | None:
+    """The decisions of an earlier preparation if it is complete and its inputs are unchanged."""
+    record_path = destination / RECORD
+    if not record_path.is_file() or not (destination / "model.safetensors").is_file():
+        return None
+    record = read_json(record_path)
+    if record.get("neuron_spec_version") != __version__:
+        return None
+    for role, directory in (("draft", draft), ("target", target)):
+        source = record["sources"][role]
+        if Path(source["directory"]) != directory.absolute():
+            return None
+        for fields in source["files"]:
+            if FileRecord(**fields).difference(directory / fields["name"]) is not None:
+                return None
+    return tuple(record["decisions"])

@@ -1,0 +1,63 @@
+"""`neuron-spec check`: what would fail later, found now; and what the rule guarantees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.markup import escape
+
+from neuron_spec.cli.common import json_option, out, print_json, spec_argument
+
+_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+@click.command("check", epilog="Example: neuron-spec check compile/smollm2-135m-eagle.cpu.toml")
+@spec_argument
+@json_option
+@click.pass_context
+def command(context: click.Context, spec_path: Path, as_json: bool) -> None:
+    """Find every error of SPEC before compiling, and say which guarantee its rule gives.
+
+    Exit code 2 if there are errors.
+    """
+    from neuron_spec.platforms.neuron_packages import neuron_packages
+    from neuron_spec.preflight import check
+    from neuron_spec.spec import claims_of, load_spec
+
+    spec = load_spec(spec_path)
+    findings, claims, packages = check(spec), claims_of(spec.verification), neuron_packages()
+    has_errors = any(finding.severity == "error" for finding in findings)
+    if as_json:
+        print_json(
+            {
+                "findings": [finding.as_dict() for finding in findings],
+                "rule": spec.verification.rule,
+                "claims": [vars(claim) for claim in claims],
+                "neuron_packages": [vars(package) for package in packages],
+            }
+        )
+    else:
+        _print(spec, findings, claims, packages)
+    context.exit(2 if has_errors else 0)
+
+
+def _print(spec: Any, findings: Any, claims: Any, packages: Any) -> None:
+    from neuron_spec.spec.guarantees import NUMERICS
+
+    console = out()
+    for finding in findings:
+        colour = _COLOURS[finding.severity]
+        console.print(
+            f"[bold {colour}]{finding.severity}[/] {finding.code}: {escape(finding.message)}"
+        )
+        console.print(f"  mend: {escape(finding.remedy)}")
+        console.print(f"  source: {escape(finding.source)}")
+    if not findings:
+        console.print("[bold green]no findings[/]: this spec can be compiled")
+    console.print(f"verification rule '{spec.verification.rule}':")
+    for claim in claims:
+        console.print(f"  {claim.level}: {claim.status} ({escape(claim.source)})")
+    console.print(f"  {escape(NUMERICS)}")
+    console.print("Neuron packages: " + ", ".join(str(package) for package in packages))

@@ -1,0 +1,63 @@
+"""The one stream of events that generation, serving, metrics and verification read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from neuron_spec.metrics import AcceptanceCounts
+
+Origin = Literal["plain", "accepted", "corrected", "bonus"]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One output token.
+
+    Attributes:
+        text: what this token adds to the text; may be empty while a character or a possible stop
+            string is incomplete.
+        origin: `accepted` draft, the target's `corrected` token after a rejection, its `bonus`
+            after a fully accepted block, or `plain` where nothing was drafted.
+    """
+
+    request_id: int
+    token_id: int
+    text: str
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one request, in seconds.
+
+    Attributes:
+        queued_s: from submission to the start of its prefill.
+        ttft_s: from submission to the first token (TTFT); None without output.
+        total_s: from submission to the end.
+    """
+
+    queued_s: float
+    ttft_s: float | None
+    total_s: float
+
+    def tpot_s(self, num_tokens: int) -> float | None:
+        """Time per output token after the first (TPOT)."""
+        if self.ttft_s is None or num_tokens < 2:
+            return None
+        return (self.total_s - self.ttft_s) / (num_tokens - 1)
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """The end of one request; `text` is what was held back until now."""
+
+    request_id: int
+    reason: FinishReason
+    text: str
+    acceptance: AcceptanceCounts
+    timing: Timing
+
+
+Event = TokenEvent | FinishEvent

@@ -1,0 +1,53 @@
+"""What is asked of the engine: one prompt with its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neuron_spec.backends.base import Limits
+from neuron_spec.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue.
+
+    Attributes:
+        prompt_ids: at least one token.
+        max_new_tokens: output limit; None means as far as the compiled length allows.
+        stop: strings that end the output; they are cut from it.
+        stop_token_ids: ids that end the output (the model's end-of-sequence ids); the id itself
+            stays the output's last token.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+
+    def output_limit(self, limits: Limits) -> int:
+        """How many tokens this request may get.
+
+        Raises:
+            RequestError: the prompt is empty or too long, or a field is out of bounds.
+        """
+        length = len(self.prompt_ids)
+        if length == 0:
+            raise RequestError("the prompt is empty", field="prompt", expected="at least one token")
+        longest = limits.max_prompt_tokens
+        if length > longest:
+            raise RequestError(
+                "the prompt is too long",
+                field="prompt",
+                found=f"{length} tokens",
+                expected=f"at most {longest} (shape.max_prompt_tokens of the artifact)",
+                mend="shorten the prompt, or compile with a larger shape.max_prompt_tokens",
+            )
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            raise RequestError(
+                "negative", field="max_new_tokens", found=self.max_new_tokens, expected="0 or more"
+            )
+        if any(not text for text in self.stop):
+            raise RequestError("an empty stop string", field="stop", expected="non-empty strings")
+        room = limits.max_total_tokens - length
+        return room if self.max_new_tokens is None else min(self.max_new_tokens, room)

@@ -1,0 +1,166 @@
+"""Prompt in, text and acceptance out: what `neuron_spec.load` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neuron_spec.artifacts import Artifact, open_artifact
+from neuron_spec.backends import get_backend
+from neuron_spec.backends.base import Speculator
+from neuron_spec.engine.events import Event, FinishEvent, FinishReason, Timing, TokenEvent
+from neuron_spec.engine.loop import DecodeLoop
+from neuron_spec.engine.request import Request
+from neuron_spec.engine.tokenizer import ModelTokenizer, Prompt, Tokenizer
+from neuron_spec.metrics import AcceptanceCounts
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished output.
+
+    Attributes:
+        text: the output; stop strings and special tokens are not in it.
+        token_ids: every output token, an end-of-sequence id included.
+        acceptance: counts over its verification steps.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    finish_reason: FinishReason
+    acceptance: AcceptanceCounts
+    timing: Timing
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_output_tokens": len(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "acceptance": self.acceptance.as_dict(),
+            "ttft_s": self.timing.ttft_s,
+            "tpot_s": self.timing.tpot_s(len(self.token_ids)),
+            "total_s": self.timing.total_s,
+        }
+
+
+class Session:
+    """A loaded artifact, ready to generate. Not for several threads at once."""
+
+    def __init__(self, speculator: Speculator, tokenizer: Tokenizer) -> None:
+        self.speculator, self.tokenizer = speculator, tokenizer
+
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+        """Continue one prompt; options as in `stream`."""
+        return self.generate_many([prompt], **options)[0]
+
+    def generate_many(
+        self, prompts: Sequence[Prompt], *, speculate: bool = True, **options: Any
+    ) -> list[Generation]:
+        """Continue several prompts, side by side as far as the artifact's batch allows.
+
+        Returns:
+            Generations in the order of the prompts; options as in `stream`.
+        """
+        loop = self.loop(speculate=speculate)
+        requests = [self.request(prompt, **options) for prompt in prompts]
+        collected = {loop.submit(request): _Collected(request) for request in requests}
+        try:
+            for event in loop.run():
+                collected[event.request_id].add(event)
+        finally:
+            loop.close()
+        return [entry.generation() for entry in collected.values()]
+
+    def stream(self, prompt: Prompt, *, speculate: bool = True, **options: Any) -> Iterator[Event]:
+        """Continue one prompt, event by event.
+
+        Args:
+            prompt: text, token ids, or messages for the chat template.
+            speculate: False decodes with the target alone.
+            options: `max_new_tokens` (int or None), `stop` (strings), `ignore_eos` (bool).
+
+        Raises:
+            RequestError: the prompt or an option cannot be honoured; the field is named.
+        """
+        loop = self.loop(speculate=speculate)
+        loop.submit(self.request(prompt, **options))
+        try:
+            yield from loop.run()
+        finally:
+            loop.close()
+
+    def loop(self, *, speculate: bool = True) -> DecodeLoop:
+        """A decode loop over this session's slots; use one at a time."""
+        k = self.speculator.limits.num_draft_tokens if speculate else 0
+        return DecodeLoop(self.speculator, self.tokenizer.decode, num_draft_tokens=k)
+
+    def request(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Request:
+        """Tokenize a prompt and gather its limits."""
+        return Request(
+            prompt_ids=self.tokenizer.encode(prompt),
+            max_new_tokens=max_new_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=frozenset() if ignore_eos else self.tokenizer.stop_token_ids,
+        )
+
+
+class _Collected:
+    """Events of one request, gathered into a `Generation`."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._finish: FinishEvent | None = None
+
+    def add(self, event: Event) -> None:
+        self._texts.append(event.text)
+        if isinstance(event, TokenEvent):
+            self._token_ids.append(event.token_id)
+        else:
+            self._finish = event
+
+    def generation(self) -> Generation:
+        finish = self._finish
+        if finish is None:
+            raise RuntimeError("the request has not finished")
+        return Generation(
+            text="".join(self._texts),
+            token_ids=tuple(self._token_ids),
+            num_prompt_tokens=len(self._request.prompt_ids),
+            finish_reason=finish.reason,
+            acceptance=finish.acceptance,
+            timing=finish.timing,
+        )
+
+
+def load(path: str | Path, *, full_check: bool = False) -> Session:
+    """Open an artifact for generation.
+
+    Args:
+        path: what `compile_model` or `neuron-spec compile` wrote.
+        full_check: compute all digests again, whatever the files' times say.
+
+    Raises:
+        ArtifactError: not an artifact, or its files or weights are not as they were compiled.
+    """
+    return open_session(open_artifact(path, full=full_check))
+
+
+def open_session(artifact: Artifact) -> Session:
+    """A session on an artifact that is already open."""
+    speculator = get_backend(artifact.manifest.backend).open(artifact)
+    return Session(speculator, ModelTokenizer(artifact.model_directory("target")))

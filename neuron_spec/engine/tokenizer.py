@@ -1,0 +1,116 @@
+"""Text to ids and back, through the target's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from neuron_spec.checkpoints.model_config import read_config
+from neuron_spec.errors import CheckpointError, RequestError
+
+Message = dict[str, str]
+"""One turn of a conversation: `role` and `content`."""
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""Plain text, token ids, or a conversation for the chat template."""
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Ids that end an output."""
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Ids of a prompt in any of its forms."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+
+
+class ModelTokenizer:
+    """The tokenizer stored beside a model's weights."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        # Fast tokenizers refuse to be used by two threads at once.
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(str(self._directory), trust_remote_code=False)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise CheckpointError(
+                f"no usable tokenizer: {str(error).splitlines()[0]}",
+                where=self._directory,
+                expected="tokenizer.json (or the family's own tokenizer files)",
+                mend="copy the tokenizer files of the target beside its weights",
+            ) from error
+
+    @cached_property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The model's end-of-sequence ids, or the tokenizer's where the config has none."""
+        configured = read_config(self._directory).eos_token_ids
+        if configured:
+            return frozenset(configured)
+        eos = self._tokenizer.eos_token_id
+        return frozenset() if eos is None else frozenset({int(eos)})
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Ids of a prompt; a conversation goes through the chat template, once.
+
+        Raises:
+            RequestError: a conversation and no chat template, or one that refuses it.
+        """
+        if isinstance(prompt, str):
+            with self._lock:
+                return tuple(self._tokenizer(prompt)["input_ids"])
+        parts = list(prompt)
+        if parts and isinstance(parts[0], dict):
+            return self._encode_chat(parts)
+        return self._checked_ids(parts)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+        with self._lock:
+            return str(
+                self._tokenizer.decode(
+                    list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
+            )
+
+    def _checked_ids(self, ids: list[Any]) -> tuple[int, ...]:
+        size = read_config(self._directory).vocab_size
+        for token in ids:
+            if type(token) is not int or not 0 <= token < size:
+                raise RequestError(
+                    "not a token id", field="prompt", found=token, expected=f"0 … {size - 1}"
+                )
+        return tuple(ids)
+
+    def _encode_chat(self, messages: list[Any]) -> tuple[int, ...]:
+        import jinja2
+
+        if self._tokenizer.chat_template is None:
+            raise RequestError(
+                "the target's tokenizer has no chat template",
+                field="messages",
+                mend="send a plain prompt, or add chat_template.jinja beside the target's weights",
+            )
+        try:
+            with self._lock:
+                ids = self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=True, return_dict=False
+                )
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            raise RequestError(
+                f"the chat template refuses it: {error}", field="messages"
+            ) from error
+        return tuple(ids)

@@ -1,0 +1,78 @@
+"""Acceptance, defined once.
+
+acceptance rate    accepted proposals / proposals
+acceptance length  tokens committed per verification step, the target's own token included (1 … k+1)
+
+A step counts whole, also when a stop or the token limit cuts the output inside its block: the
+figures describe the draft and the rule, not where a text happened to end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class AcceptanceCounts:
+    """Running counts over verification steps."""
+
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    drafted_by_position: list[int] = field(default_factory=list)
+
+    def add_step(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one verification step of one row."""
+        self.num_steps += 1
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        _count_prefix(self.drafted_by_position, num_drafted)
+        _count_prefix(self.accepted_by_position, num_accepted)
+
+    def add(self, other: AcceptanceCounts) -> None:
+        """Add another set of counts to this one."""
+        self.num_steps += other.num_steps
+        self.num_drafted += other.num_drafted
+        self.num_accepted += other.num_accepted
+        _add_lists(self.drafted_by_position, other.drafted_by_position)
+        _add_lists(self.accepted_by_position, other.accepted_by_position)
+
+    @property
+    def rate(self) -> float | None:
+        """Accepted proposals / proposals; None before anything was proposed."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def length(self) -> float | None:
+        """Tokens committed per verification step; None before the first step."""
+        return 1 + self.num_accepted / self.num_steps if self.num_steps else None
+
+    @property
+    def rate_by_position(self) -> list[float]:
+        """For draft position i: how often it was accepted, of the times it was proposed."""
+        accepted = self.accepted_by_position
+        padded = accepted + [0] * (len(self.drafted_by_position) - len(accepted))
+        return [a / d for a, d in zip(padded, self.drafted_by_position, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "num_steps": self.num_steps,
+            "num_drafted_tokens": self.num_drafted,
+            "num_accepted_tokens": self.num_accepted,
+            "acceptance_rate": self.rate,
+            "acceptance_length": self.length,
+            "acceptance_rate_by_position": self.rate_by_position,
+        }
+
+
+def _count_prefix(counts: list[int], length: int) -> None:
+    _add_lists(counts, [1] * length)
+
+
+def _add_lists(counts: list[int], other: list[int]) -> None:
+    counts.extend([0] * (len(other) - len(counts)))
+    for position, count in enumerate(other):
+        counts[position] += count

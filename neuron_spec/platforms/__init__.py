@@ -1,0 +1,1 @@
+"""Facts about machines and software releases, as data. No torch in here."""

@@ -1,0 +1,1 @@
+"""An artifact behind OpenAI's HTTP protocol."""
