@@ -17,6 +17,7 @@ from neuron_spec.artifacts import (
     write_manifest,
 )
 from neuron_spec.artifacts.manifest import FORMAT_VERSION, ClaimRecord, FileEntry
+from neuron_spec.artifacts.store import MANIFEST
 from neuron_spec.backends import get_backend
 from neuron_spec.checkpoints.identify import identify
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint
@@ -74,7 +75,7 @@ def compile_model(
     destination = Path(output) if output is not None else spec.build_directory / "artifact"
     if not force and (earlier := _unchanged(destination, inputs.fingerprint)):
         return earlier
-    with new_directory(destination) as folder:
+    with new_directory(destination, MANIFEST) as folder:
         engine.build(spec, prepared, folder)
         write_manifest(folder, _manifest(spec, engine.name, inputs, folder))
     return open_artifact(destination)

@@ -103,6 +103,10 @@ _STORAGE_MENDS = {
     errno.EACCES: "check the permissions, or write elsewhere with --output",
     errno.EPERM: "check the permissions, or write elsewhere with --output",
     errno.EROFS: "the file system is read-only: write elsewhere with --output",
+    errno.EFBIG: "the file system takes no files of this size: write elsewhere with --output",
+    errno.ENOTDIR: "a file stands where a folder is needed: write elsewhere with --output",
+    errno.EEXIST: "a file stands where a folder is needed: write elsewhere with --output",
+    errno.ENAMETOOLONG: "choose a shorter path with --output",
 }
 
 

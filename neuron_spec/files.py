@@ -100,15 +100,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def new_directory(destination: Path) -> Iterator[Path]:
+def new_directory(destination: Path, mark: str) -> Iterator[Path]:
     """Yield an empty folder beside `destination` that takes its place when the block succeeds.
 
     On any failure (an exception, Ctrl-C, a full disk) the folder is removed and whatever stood at
     `destination` is untouched. Leftovers of processes that were killed are cleared first.
+
+    Args:
+        mark: the file that every folder of this kind holds; only such a folder is replaced.
     """
-    destination = destination.absolute()
-    _refuse_foreign(destination)
+    destination = destination.resolve()  # a link stays, what it names is replaced
     with storage_errors(destination):
+        _refuse_foreign(destination, mark)
         destination.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(destination)
         partial = destination.parent / f".{destination.name}.partial-{os.getpid()}"
@@ -124,15 +127,14 @@ def new_directory(destination: Path) -> Iterator[Path]:
             raise
 
 
-def _refuse_foreign(destination: Path) -> None:
-    """A folder that we did not write is never replaced."""
+def _refuse_foreign(destination: Path, mark: str) -> None:
+    """What we did not write, or wrote for another purpose, is never replaced."""
     if not destination.exists():
         return
-    ours = ("prepared.json", "manifest.json", "conversion.json")
     empty = destination.is_dir() and not any(destination.iterdir())
-    if not empty and not any((destination / name).is_file() for name in ours):
+    if not empty and not (destination / mark).is_file():
         raise UserError(
-            "exists and was not written by neuron-spec; it is left as it is",
+            f"exists and holds no {mark} of neuron-spec; it is left as it is",
             where=destination,
             mend="choose another --output, or remove it yourself",
         )
@@ -141,12 +143,12 @@ def _refuse_foreign(destination: Path) -> None:
 def _swap(partial: Path, destination: Path) -> None:
     """Put `partial` at `destination`; an earlier folder there is kept until the rename is done."""
     previous = destination.parent / f".{destination.name}.previous-{os.getpid()}"
-    if destination.exists():
-        destination.rename(previous)
     try:
+        if destination.exists():
+            destination.rename(previous)
         partial.rename(destination)
     except BaseException:
-        if previous.exists():
+        if previous.exists() and not destination.exists():
             previous.rename(destination)
         raise
     fsync_path(destination.parent)

@@ -74,7 +74,9 @@ def _read(directory: Path) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data.get("format_version") if isinstance(data, dict) else None
         if version == FORMAT_VERSION:
-            return Manifest.model_validate(data)
+            manifest = Manifest.model_validate(data)
+            BuildSpec.model_validate(manifest.spec)  # `Artifact.spec` may rely on it
+            return manifest
     except (ValueError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise ArtifactError(f"damaged manifest: {reason}", where=path) from None

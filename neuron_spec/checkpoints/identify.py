@@ -112,6 +112,11 @@ def _identify_causal_lm(directory: Path, config: ModelConfig, files: CheckpointF
 def _identify_eagle(directory: Path, config: ModelConfig, files: CheckpointFiles) -> Identity:
     required, optional = eagle.required_shapes(config), eagle.optional_shapes(config)
     found = {eagle.canonical_name(name): t.shape for name, t in files.tensors.items()}
+    if len(found) < len(files.tensors):
+        twice = sorted(name for name in found if {name, f"model.{name}"} <= files.tensors.keys())
+        raise CheckpointError(
+            f"stored twice, with and without 'model.': {', '.join(twice)}", where=directory
+        )
     return Identity(
         directory, "eagle", config, files,
         missing=tuple(sorted(required.keys() - found.keys())),

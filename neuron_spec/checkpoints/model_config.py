@@ -6,7 +6,7 @@ are understood.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,17 +63,13 @@ _REQUIRED_INTS = (
     "num_attention_heads",
     "vocab_size",
 )
+_OPTIONAL_INTS = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
+_OPTIONAL_NUMBERS = ("rms_norm_eps", "rope_theta")
+_OPTIONAL_TABLES = ("rope_scaling", "rope_parameters")
 
 
 def _parse(raw: dict[str, Any], path: Path, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    faults = [
-        f"{name}: found {raw.get(name)!r}, expected a positive integer"
-        for name in _REQUIRED_INTS
-        if type(raw.get(name)) is not int or raw[name] < 1
-    ]
-    if not isinstance(raw.get("model_type"), str):
-        faults.append(f"model_type: found {raw.get('model_type')!r}, expected a name as 'llama'")
-    if faults:
+    if faults := list(_faults(raw)):
         raise CheckpointError("\n  ".join(["not a decoder's config", *faults]), where=path)
     heads = raw["num_attention_heads"]
     rope = raw.get("rope_parameters") or {}
@@ -82,10 +78,10 @@ def _parse(raw: dict[str, Any], path: Path, eos_token_ids: tuple[int, ...]) -> M
         model_type=raw["model_type"],
         num_key_value_heads=raw.get("num_key_value_heads") or heads,
         head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=float(raw.get("rms_norm_eps") or 1e-6),
         rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or DEFAULT_ROPE_THETA),
         rope_scaling=raw.get("rope_scaling") or _scaling(rope),
-        max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+        max_position_embeddings=raw.get("max_position_embeddings") or 2048,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         hidden_act=str(raw.get("hidden_act", "silu")),
         attention_bias=bool(raw.get("attention_bias", raw["model_type"] == "qwen2")),
@@ -94,6 +90,25 @@ def _parse(raw: dict[str, Any], path: Path, eos_token_ids: tuple[int, ...]) -> M
         sliding_window=_sliding_window(raw),
         raw=raw,
     )
+
+
+def _faults(raw: dict[str, Any]) -> Iterator[str]:
+    """One sentence for every field that is missing or of the wrong kind."""
+    for name in (*_REQUIRED_INTS, *_OPTIONAL_INTS):
+        value, is_optional = raw.get(name), name in _OPTIONAL_INTS
+        is_positive = type(value) is int and value > 0
+        if not is_positive and not (value is None and is_optional):
+            yield f"{name}: found {value!r}, expected a positive integer"
+    for name in _OPTIONAL_NUMBERS:
+        if not (raw.get(name) is None or type(raw[name]) in (int, float)):
+            yield f"{name}: found {raw[name]!r}, expected a number"
+    for name in _OPTIONAL_TABLES:
+        if not isinstance(raw.get(name) or {}, dict):
+            yield f"{name}: found {raw[name]!r}, expected an object"
+    if not isinstance(raw.get("model_type"), str):
+        yield f"model_type: found {raw.get('model_type')!r}, expected a name as 'llama'"
+    if not (raw.get("pad_token_id") is None or type(raw["pad_token_id"]) is int):
+        yield f"pad_token_id: found {raw['pad_token_id']!r}, expected a token id"
 
 
 def _scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
@@ -112,4 +127,9 @@ def _eos_token_ids(raw: dict[str, Any], directory: Path) -> tuple[int, ...]:
     values = raw.get("eos_token_id") if values is None else values
     if values is None:
         return ()
-    return tuple(values) if isinstance(values, list) else (int(values),)
+    ids = tuple(values) if isinstance(values, list) else (values,)
+    if not all(type(token) is int for token in ids):
+        raise CheckpointError(
+            f"eos_token_id: found {values!r}, expected token ids", where=directory
+        )
+    return ids

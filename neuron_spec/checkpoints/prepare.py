@@ -17,17 +17,18 @@ from neuron_spec.checkpoints.identify import Identity, identify
 from neuron_spec.checkpoints.source import resolve_model
 from neuron_spec.checkpoints.tensors import (
     FLOAT_DTYPES,
-    OutputTensor,
+    CheckpointFiles,
     StoredTensor,
     read_json,
-    write_safetensors,
 )
-from neuron_spec.errors import CheckpointError
+from neuron_spec.checkpoints.writer import OutputTensor, write_safetensors
+from neuron_spec.errors import CheckpointError, UserError
 from neuron_spec.files import FileRecord, Progress, new_directory, no_progress
 from neuron_spec.spec.schema import BuildSpec
 from neuron_spec.version import __version__
 
 RECORD = "prepared.json"
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -85,23 +86,41 @@ def prepare_draft(
     """Prepare one draft directory for one target directory; see `prepare`."""
     if not force and (earlier := _earlier(draft, target, destination)) is not None:
         return PreparedCheckpoint(target, destination, earlier)
+    _refuse_input(destination, draft, target)
     draft_identity, target_identity = identify(draft), identify(target)
+    _check_families(draft_identity, target_identity)
     check_pair(draft_identity, target_identity)
-    if draft_identity.family != "eagle":
-        raise CheckpointError(
-            f"is a {draft_identity.family} checkpoint",
-            where=draft,
-            expected="an EAGLE v1 head (fc.weight and layers.0.*)",
-            mend="set draft.model to the draft head, target.model to the language model",
-        )
     tensors, decisions = _plan(draft_identity, target_identity)
     config = _output_config(draft_identity, target_identity)
-    with new_directory(destination) as folder:
-        write_safetensors(folder / "model.safetensors", tensors, progress)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    with new_directory(destination, RECORD) as folder:
+        write_safetensors(folder / _WEIGHTS, tensors, progress)
+        (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         record = _record((draft_identity, target_identity), tensors, decisions, progress)
+        record["files"] = [FileRecord.of(folder / name).as_dict() for name in (_CONFIG, _WEIGHTS)]
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     return PreparedCheckpoint(target, destination, tuple(decisions), is_new=True)
+
+
+def _refuse_input(destination: Path, draft: Path, target: Path) -> None:
+    """A prepared draft may itself be prepared anew, but never over itself."""
+    if destination.resolve() in (draft.resolve(), target.resolve()):
+        raise UserError(
+            "is an input; inputs are never written to",
+            where=destination,
+            mend="choose another --output",
+        )
+
+
+def _check_families(draft: Identity, target: Identity) -> None:
+    expected = {"eagle": "an EAGLE v1 head (fc.weight and layers.0.*)", "causal-lm": "a target"}
+    for identity, family in ((draft, "eagle"), (target, "causal-lm")):
+        if identity.family != family:
+            raise CheckpointError(
+                f"is a {identity.family} checkpoint",
+                where=identity.directory,
+                expected=expected[family],
+                mend="set draft.model to the draft head, target.model to the language model",
+            )
 
 
 def check_pair(draft: Identity, target: Identity) -> None:
@@ -153,6 +172,7 @@ def _plan(draft: Identity, target: Identity) -> tuple[list[OutputTensor], list[s
         if name in present:
             continue
         graft = find(target)
+        _refuse_quantized(graft.source)
         outputs.append(OutputTensor(name, graft.source, target.files, dtype))
         decisions.append(f"copied {name} from {_origin(graft.source, dtype)}: {graft.reason}")
     decisions += [step for step in draft.preparation if step.startswith("write ")]
@@ -168,14 +188,19 @@ def _draft_dtype(draft: Identity) -> str:
     """The dtype of the draft's floats; a mixture keeps each tensor's own and grafts in fc's."""
     tensors = draft.files.tensors
     fc = tensors.get(eagle.FC_WEIGHT) or tensors["model." + eagle.FC_WEIGHT]
-    if fc.dtype not in FLOAT_DTYPES:
-        raise CheckpointError(
-            f"'{fc.name}' is stored as {fc.dtype}",
-            where=draft.directory,
-            expected=f"one of {', '.join(FLOAT_DTYPES)}",
-            mend="use the unquantized draft",
-        )
+    _refuse_quantized(fc)
     return fc.dtype
+
+
+def _refuse_quantized(stored: StoredTensor) -> None:
+    """Quantized values mean nothing without their scales, which a cast would not apply."""
+    if stored.dtype not in FLOAT_DTYPES:
+        raise CheckpointError(
+            f"'{stored.name}' is stored as {stored.dtype}",
+            where=stored.path,
+            expected=f"one of {', '.join(FLOAT_DTYPES)}",
+            mend="use the unquantized checkpoint",
+        )
 
 
 _TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -231,7 +256,7 @@ def _tensor_record(output: OutputTensor) -> dict[str, Any]:
 
 
 def _source_record(identity: Identity, progress: Progress) -> dict[str, Any]:
-    paths = (identity.directory / "config.json", *identity.files.files)
+    paths = _source_paths(identity.directory)
     return {
         "directory": str(identity.directory.absolute()),
         "files": [FileRecord.of(path, progress).as_dict() for path in paths],
@@ -240,17 +265,31 @@ def _source_record(identity: Identity, progress: Progress) -> dict[str, Any]:
 
 def _earlier(draft: Path, target: Path, destination: Path) -> tuple[str, ...] | None:
     """The decisions of an earlier preparation if it is complete and its inputs are unchanged."""
-    record_path = destination / RECORD
-    if not record_path.is_file() or not (destination / "model.safetensors").is_file():
+    if not (destination / RECORD).is_file():
         return None
-    record = read_json(record_path)
-    if record.get("neuron_spec_version") != __version__:
-        return None
-    for role, directory in (("draft", draft), ("target", target)):
-        source = record["sources"][role]
-        if Path(source["directory"]) != directory.absolute():
+    try:
+        record = read_json(destination / RECORD)
+        if record["neuron_spec_version"] != __version__:
             return None
-        for fields in source["files"]:
-            if FileRecord(**fields).difference(directory / fields["name"]) is not None:
+        for role, directory in (("draft", draft), ("target", target)):
+            source = record["sources"][role]
+            if Path(source["directory"]) != directory.absolute():
                 return None
-    return tuple(record["decisions"])
+            if not _unchanged(directory, _source_paths(directory), source["files"]):
+                return None
+        outputs = (destination / _CONFIG, destination / _WEIGHTS)
+        is_whole = _unchanged(destination, outputs, record["files"])
+        return tuple(record["decisions"]) if is_whole else None
+    except (CheckpointError, KeyError, TypeError):  # damaged, or by another program: write anew
+        return None
+
+
+def _source_paths(directory: Path) -> tuple[Path, ...]:
+    return (directory / _CONFIG, *CheckpointFiles(directory).files)
+
+
+def _unchanged(directory: Path, paths: tuple[Path, ...], recorded: list[dict[str, Any]]) -> bool:
+    """Whether exactly these files were recorded, and are as they were."""
+    return [path.name for path in paths] == [fields["name"] for fields in recorded] and not any(
+        FileRecord(**fields).difference(directory / fields["name"]) for fields in recorded
+    )

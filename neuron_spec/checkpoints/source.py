@@ -40,29 +40,42 @@ def resolve_model(model: str, base_directory: Path, *, progress: Progress = no_p
     return _download(model, progress)
 
 
-def _download(model: str, progress: Progress) -> Path:
-    """Fetch a snapshot (resumable, cached); safetensors where there are any, pickles otherwise."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+def _snapshot(repository: str, revision: str | None) -> Path:
+    """The snapshot's folder (downloads are resumable and cached).
 
+    Safetensors where there are any, pickles otherwise.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        names = HfApi().list_repo_files(repository, revision=revision)
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        raise
+    except Exception as unreachable:  # what an earlier download left is good enough
+        try:
+            return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+        except LocalEntryNotFoundError:
+            raise unreachable from None
+    has_safetensors = any(name.endswith(".safetensors") for name in names)
+    patterns = _HUB_FILES if has_safetensors else _HUB_FILES + _HUB_PICKLES
+    return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+
+
+def _download(model: str, progress: Progress) -> Path:
+    """A model of the hub, with every failure told the same way."""
     repository, _, revision = model.partition("@")
     progress(f"hub {repository}", 0, 0)
     try:
-        try:
-            names = HfApi().list_repo_files(repository, revision=revision or None)
-        except OSError:  # not reachable: what an earlier download left is good enough
-            return Path(
-                snapshot_download(repository, revision=revision or None, local_files_only=True)
-            )
-        has_safetensors = any(name.endswith(".safetensors") for name in names)
-        patterns = _HUB_FILES if has_safetensors else _HUB_FILES + _HUB_PICKLES
-        return Path(
-            snapshot_download(repository, revision=revision or None, allow_patterns=patterns)
-        )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        return _snapshot(repository, revision or None)
+    except Exception as error:  # the errors of the hub's two HTTP libraries have no other base
+        reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise CheckpointError(
-            f"not a directory here, and the hub did not give it ({reason})",
+            f"not a directory here, and the hub did not give it ({type(error).__name__}: {reason})",
             where=model,
             mend="check the name, the network and HF_TOKEN, or name a local directory",
         ) from error

@@ -1,16 +1,14 @@
-"""Reading a checkpoint's tensors lazily and writing safetensors in a stream.
+"""Reading a checkpoint's tensors lazily; `writer.py` is the other direction.
 
-A tensor in a safetensors file is a byte range; it travels to the output as one, without torch.
-A pickle is loaded with `weights_only=True` and nothing else. File precedence in a directory is
-NxDI's (`modules/checkpoint.py`), so that what is prepared here is what NxDI would read.
+A tensor in a safetensors file is a byte range, read without the bytes around it. A pickle is
+loaded with `weights_only=True` and nothing else. File precedence in a directory is NxDI's
+(`modules/checkpoint.py`), so that what is prepared here is what NxDI would read.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from neuron_spec.errors import CheckpointError, StorageError
-from neuron_spec.files import Progress, no_progress
+from neuron_spec.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +27,9 @@ ITEM_BYTES = {
 }  # fmt: skip
 TORCH_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-    "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
+    "U16": "uint16", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -42,7 +40,8 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 _MAX_HEADER_BYTES = 100_000_000
-_COPY_BYTES = 8 << 20
+_MAX_ITEMS = 1 << 48
+COPY_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,14 @@ class CheckpointFiles:
             return (self.weight_file,)
         index = read_json(self.weight_file)
         shards = index.get("weight_map")
-        if not isinstance(shards, dict):
-            raise CheckpointError("no 'weight_map' in the index", where=self.weight_file)
+        if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+            raise CheckpointError(
+                "no 'weight_map' of file names in the index", where=self.weight_file
+            )
         return tuple(self._shard(name) for name in sorted(set(shards.values())))
 
-    def _shard(self, name: object) -> Path:
-        path = self.directory / str(name)
+    def _shard(self, name: str) -> Path:
+        path = self.directory / name
         if path.parent != self.directory:
             raise CheckpointError(f"shard '{name}' lies outside", where=self.weight_file)
         if not path.is_file():
@@ -132,7 +133,7 @@ class CheckpointFiles:
             yield from read_header(path)
             return
         for name, tensor in self._pickle(path).items():
-            yield StoredTensor(name, _dtype_name(tensor), tuple(tensor.shape), path, None)
+            yield StoredTensor(name, _dtype_name(tensor, path), tuple(tensor.shape), path, None)
 
     def _pickle(self, path: Path) -> Mapping[str, Tensor]:
         if path not in self._pickles:
@@ -152,7 +153,7 @@ class CheckpointFiles:
             return self._pickle(stored.path)[name]
         return _map_tensor(stored)
 
-    def blocks(self, stored: StoredTensor, max_bytes: int = _COPY_BYTES) -> Iterator[Tensor]:
+    def blocks(self, stored: StoredTensor, max_bytes: int = COPY_BYTES) -> Iterator[Tensor]:
         """The values of a tensor as flat pieces of at most `max_bytes`."""
         flat = self.read(stored.name).reshape(-1)
         yield from flat.split(max(1, max_bytes // ITEM_BYTES[stored.dtype]))
@@ -166,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"not a checkpoint: no {path.name}", where=path.parent) from None
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", where=path) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"not valid JSON: {error}", where=path) from None
     if not isinstance(data, dict):
         raise CheckpointError("not a JSON object", where=path)
@@ -204,7 +205,7 @@ def _header(file: BinaryIO, path: Path, num_file_bytes: int) -> tuple[int, dict[
         )
     try:
         header = json.loads(file.read(length))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise CheckpointError("damaged safetensors header: not JSON", where=path) from None
     if not isinstance(header, dict):
         raise CheckpointError("damaged safetensors header: not an object", where=path)
@@ -216,6 +217,7 @@ def _entry(path: Path, start: int, name: str, fields: Any) -> StoredTensor:
         dtype, shape = fields["dtype"], tuple(fields["shape"])
         begin, end = fields["data_offsets"]
         is_valid = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        is_valid = is_valid and isinstance(dtype, str) and _num_items(shape) < _MAX_ITEMS
     except (TypeError, KeyError, ValueError):
         is_valid = False
     if not is_valid:
@@ -228,6 +230,11 @@ def _entry(path: Path, start: int, name: str, fields: Any) -> StoredTensor:
             f"tensor '{name}': {end - begin} bytes do not hold {dtype} {list(shape)}", where=path
         )
     return tensor
+
+
+def _num_items(shape: Sequence[int]) -> int:
+    """Values of a tensor; a dimension of 0 counts as 1, so that it cannot hide absurd others."""
+    return math.prod(max(size, 1) for size in shape)
 
 
 def _check_layout(path: Path, start: int, total: int, entries: Sequence[StoredTensor]) -> None:
@@ -270,18 +277,29 @@ def load_pickle(path: Path) -> Mapping[str, Tensor]:
             expected="a PyTorch file of tensors that loads with weights_only=True",
             mend="convert it to safetensors where you trust it, or download it again",
         ) from error
-    is_flat = isinstance(data, dict) and all(isinstance(t, torch.Tensor) for t in data.values())
-    if not is_flat:
-        raise CheckpointError("not a flat mapping of names to tensors", where=path)
-    return {str(name): tensor for name, tensor in data.items()}
+    if not isinstance(data, dict) or not all(_is_plain(value) for value in data.values()):
+        raise CheckpointError("not a flat mapping of names to dense tensors", where=path)
+    return {str(name): tensor.detach() for name, tensor in data.items()}
 
 
-def _dtype_name(tensor: Tensor) -> str:
+def _is_plain(value: object) -> bool:
+    """A dense tensor with values; a pickle may hold sparse, quantized and empty-shell ones too."""
+    import torch
+
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_meta
+    )
+
+
+def _dtype_name(tensor: Tensor, path: Path) -> str:
     name = str(tensor.dtype).removeprefix("torch.")
     for short, torch_name in TORCH_DTYPES.items():
         if torch_name == name:
             return short
-    raise CheckpointError(f"unsupported dtype {name}")
+    raise CheckpointError(f"unsupported dtype {name}", where=path)
 
 
 def _map_tensor(stored: StoredTensor) -> Tensor:
@@ -299,129 +317,3 @@ def _map_tensor(stored: StoredTensor) -> Tensor:
     if (stored.offset or 0) % ITEM_BYTES[stored.dtype]:
         part = part.clone()
     return part.view(dtype).reshape(stored.shape)
-
-
-@dataclass(frozen=True)
-class OutputTensor:
-    """One tensor to write: where it comes from and the dtype it gets."""
-
-    name: str
-    source: StoredTensor
-    files: CheckpointFiles
-    dtype: str
-
-
-def write_safetensors(
-    path: Path, tensors: Sequence[OutputTensor], progress: Progress = no_progress
-) -> None:
-    """Write a safetensors file in a stream; memory stays at one copy buffer.
-
-    Raises:
-        StorageError: the disk has no room (checked before the first byte).
-        CheckpointError: a cast would overflow the narrower type.
-    """
-    ordered = sorted(tensors, key=lambda t: (-ITEM_BYTES[t.dtype], t.name))  # keeps alignment
-    sizes = [math.prod(t.source.shape) * ITEM_BYTES[t.dtype] for t in ordered]
-    header = _header_bytes(ordered, sizes)
-    _check_room(path, len(header) + sum(sizes))
-    done, total = 0, sum(sizes)
-    with path.open("wb") as file:
-        file.write(header)
-        file.flush()
-        for tensor, num_bytes in zip(ordered, sizes, strict=True):
-            for written in _write_values(file, tensor):
-                done += written
-                progress(f"write {path.name}", done, total)
-            _check_written(file, path, len(header), done, num_bytes)
-
-
-def _header_bytes(tensors: Sequence[OutputTensor], sizes: Sequence[int]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for tensor, num_bytes in zip(tensors, sizes, strict=True):
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.source.shape),
-            "data_offsets": [begin, begin + num_bytes],
-        }
-        begin += num_bytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _check_room(path: Path, num_bytes: int) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if num_bytes > free:
-        raise StorageError(
-            "not enough disk space",
-            where=path,
-            found=f"{free:,} bytes free",
-            expected=f"{num_bytes:,} bytes",
-            mend="free disk space, or write elsewhere with --output",
-        )
-
-
-def _check_written(file: BinaryIO, path: Path, start: int, done: int, num_bytes: int) -> None:
-    if file.tell() != start + done:
-        raise CheckpointError(f"a source file ended early ({num_bytes} bytes wanted)", where=path)
-
-
-def _write_values(file: BinaryIO, tensor: OutputTensor) -> Iterator[int]:
-    if tensor.dtype == tensor.source.dtype and tensor.source.offset is not None:
-        yield from _copy_range(tensor.source, file)
-        return
-    for block in tensor.files.blocks(tensor.source):
-        raw = _cast(block, tensor).numpy().tobytes()
-        file.write(raw)
-        yield len(raw)
-
-
-def _cast(block: Tensor, tensor: OutputTensor) -> Tensor:
-    """`block` in the output dtype, as raw bytes; refuses values that overflow."""
-    import torch
-
-    cast = block.to(getattr(torch, TORCH_DTYPES[tensor.dtype])).contiguous()
-    if block.is_floating_point() and bool((block.isfinite() & ~cast.isfinite()).any()):
-        raise CheckpointError(
-            f"'{tensor.source.name}' does not fit {tensor.dtype}: a cast from "
-            f"{tensor.source.dtype} overflows",
-            where=tensor.source.path,
-            mend="store the draft in bfloat16 or float32",
-        )
-    return cast.view(torch.uint8)
-
-
-def _copy_range(source: StoredTensor, file: BinaryIO) -> Iterator[int]:
-    """Copy a byte range, inside the kernel where the file systems can."""
-    with source.path.open("rb") as reader:
-        offset, remaining = source.offset or 0, source.num_bytes
-        file.flush()
-        while remaining:
-            copied = _copy_some(reader, file, offset, min(remaining, _COPY_BYTES))
-            if copied == 0:
-                return
-            offset, remaining = offset + copied, remaining - copied
-            yield copied
-
-
-def _copy_some(reader: BinaryIO, writer: BinaryIO, offset: int, count: int) -> int:
-    if hasattr(os, "copy_file_range"):
-        try:
-            copied = os.copy_file_range(reader.fileno(), writer.fileno(), count, offset)
-            writer.seek(0, os.SEEK_END)
-            return copied
-        except OSError as error:
-            if not _cannot_copy_in_kernel(error):
-                raise
-    reader.seek(offset)
-    data = reader.read(count)
-    writer.write(data)
-    writer.flush()
-    return len(data)
-
-
-def _cannot_copy_in_kernel(error: OSError) -> bool:
-    import errno
-
-    return error.errno in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)

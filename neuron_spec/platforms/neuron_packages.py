@@ -7,6 +7,7 @@ description. The real ones come from AWS's own index.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
@@ -40,7 +41,7 @@ def package_state(name: str) -> PackageState:
     description = str(distribution.metadata.get_payload() or "")  # type: ignore[attr-defined]
     if _PLACEHOLDER_MARK in description:
         return PackageState(name, "placeholder", version)
-    release = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    release = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     is_old = release < OLDEST_REAL_VERSIONS[name]
     return PackageState(name, "too old" if is_old else "ready", version)
 

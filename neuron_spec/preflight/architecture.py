@@ -29,12 +29,12 @@ def check_target(target: Identity) -> list[Finding]:
                 _IDENTIFY,
             )
         )
-    return findings + _arithmetic(target)
+    return findings + _arithmetic(target, "target")
 
 
-def _arithmetic(target: Identity) -> list[Finding]:
+def _arithmetic(model: Identity, role: str) -> list[Finding]:
     """Every field that the reference backend would have to approximate is refused by name."""
-    config = target.config
+    config = model.config
     scaling = config.rope_scaling or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     fields = {
@@ -45,9 +45,9 @@ def _arithmetic(target: Identity) -> list[Finding]:
     }
     return [
         error(
-            f"target-{field.replace('_', '-')}",
-            f"{field} {found!r} is not computed by the reference backend",
-            f"use a target whose {field} is one of {', '.join(map(str, known))}",
+            f"{role}-{field.replace('_', '-')}",
+            f"the {role}'s {field} {found!r} is not computed by the reference backend",
+            f"use a {role} whose {field} is one of {', '.join(map(str, known))}",
             _REFERENCE,
         )
         for field, (found, known) in fields.items()
@@ -57,7 +57,7 @@ def _arithmetic(target: Identity) -> list[Finding]:
 
 def check_draft(draft: Identity, spec: BuildSpec) -> list[Finding]:
     """Family and completeness of the draft, and what preparation still has to do."""
-    findings = _complete(draft, "draft")
+    findings = _complete(draft, "draft") + _arithmetic(draft, "draft")
     if draft.family != spec.draft.method:
         findings.append(
             error(

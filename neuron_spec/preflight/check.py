@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from neuron_spec.checkpoints.identify import Identity, identify
 from neuron_spec.checkpoints.prepare import RECORD, PreparedCheckpoint
 from neuron_spec.checkpoints.source import resolve_model
 from neuron_spec.errors import CheckpointError
-from neuron_spec.preflight import architecture, shapes, vocabulary
+from neuron_spec.preflight import architecture, provenance, shapes, vocabulary
 from neuron_spec.preflight.findings import Finding
 from neuron_spec.spec.schema import BuildSpec
 
@@ -28,6 +30,7 @@ def check(spec: BuildSpec, prepared: PreparedCheckpoint | None = None) -> list[F
     if target:
         findings += architecture.check_target(target)
     if prepared.draft is not None:
+        findings += provenance.check_sources(spec, prepared)
         draft = _identified(prepared.draft, "draft", findings)
         if draft:
             findings += architecture.check_draft(draft, spec)
@@ -48,11 +51,9 @@ def locate(spec: BuildSpec) -> PreparedCheckpoint:
     return PreparedCheckpoint(target, resolve_model(spec.draft.model, spec.base_directory))
 
 
-def _identified(directory: object, role: str, findings: list[Finding]) -> Identity | None:
-    from pathlib import Path
-
+def _identified(directory: Path, role: str, findings: list[Finding]) -> Identity | None:
     try:
-        return identify(Path(str(directory)))
+        return identify(directory)
     except CheckpointError as error:
         findings.append(
             Finding(

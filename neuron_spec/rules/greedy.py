@@ -26,7 +26,7 @@ def verify(draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
         ValueError: the shapes do not belong together.
     """
     batch, num_draft_tokens = draft_tokens.shape
-    if target_logits.shape[:2] != (batch, num_draft_tokens + 1):
+    if target_logits.ndim != 3 or target_logits.shape[:2] != (batch, num_draft_tokens + 1):
         raise ValueError(
             f"target_logits {tuple(target_logits.shape)} does not score draft_tokens "
             f"{tuple(draft_tokens.shape)}: expected [{batch}, {num_draft_tokens + 1}, vocab]"

@@ -29,16 +29,15 @@ def load_spec(path: str | Path) -> BuildSpec:
     """
     path = Path(path)
     data = _read_toml(path)
-    reserved = [key for key in _SET_ON_LOADING if key in data]
-    if reserved:
-        raise SpecError(f"'{reserved[0]}' is not a key of a build spec", where=path)
+    faults = [f"'{key}' is not a key of a build spec" for key in _SET_ON_LOADING if key in data]
+    settings = {**data, "name": path.stem, "base_directory": path.absolute().parent}
     try:
-        return BuildSpec.model_validate(
-            {**data, "name": path.stem, "base_directory": path.absolute().parent}
-        )
+        spec = BuildSpec.model_validate(settings)
     except ValidationError as error:
-        faults = [_explain(fault) for fault in error.errors()]
-        raise SpecError("\n  ".join(["invalid build spec", *faults]), where=path) from None
+        faults += [_explain(fault) for fault in error.errors()]
+    if faults:
+        raise SpecError("\n  ".join(["invalid build spec", *faults]), where=path)
+    return spec
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

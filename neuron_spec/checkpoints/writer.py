@@ -1,0 +1,163 @@
+"""Writing safetensors in a stream: one copy buffer of memory, whatever the model's size.
+
+A tensor that keeps its dtype travels as a byte range, inside the kernel where the file systems
+can, without torch; only a cast, or a pickle, goes through torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from neuron_spec.checkpoints.tensors import (
+    COPY_BYTES,
+    ITEM_BYTES,
+    TORCH_DTYPES,
+    CheckpointFiles,
+    StoredTensor,
+)
+from neuron_spec.errors import CheckpointError, StorageError
+from neuron_spec.files import Progress, no_progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """One tensor to write: where it comes from and the dtype it gets."""
+
+    name: str
+    source: StoredTensor
+    files: CheckpointFiles
+    dtype: str
+
+
+def write_safetensors(
+    path: Path, tensors: Sequence[OutputTensor], progress: Progress = no_progress
+) -> None:
+    """Write a safetensors file in a stream; memory stays at one copy buffer.
+
+    Raises:
+        StorageError: the disk has no room (checked before the first byte).
+        CheckpointError: a cast would overflow the narrower type.
+    """
+    ordered = sorted(tensors, key=lambda t: (-ITEM_BYTES[t.dtype], t.name))  # keeps alignment
+    sizes = [math.prod(t.source.shape) * ITEM_BYTES[t.dtype] for t in ordered]
+    header = _header_bytes(ordered, sizes)
+    _check_room(path, len(header) + sum(sizes))
+    done, end, total = 0, 0, sum(sizes)
+    with path.open("wb") as file:
+        file.write(header)
+        file.flush()
+        for tensor, num_bytes in zip(ordered, sizes, strict=True):
+            for written in _write_values(file, tensor):
+                done += written
+                progress(f"write {path.name}", done, total)
+            end += num_bytes
+            if done != end:
+                raise CheckpointError(
+                    f"ended early, in '{tensor.source.name}'", where=tensor.source.path
+                )
+
+
+def _header_bytes(tensors: Sequence[OutputTensor], sizes: Sequence[int]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for tensor, num_bytes in zip(tensors, sizes, strict=True):
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.source.shape),
+            "data_offsets": [begin, begin + num_bytes],
+        }
+        begin += num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _check_room(path: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if num_bytes > free:
+        raise StorageError(
+            "not enough disk space",
+            where=path,
+            found=f"{free:,} bytes free",
+            expected=f"{num_bytes:,} bytes",
+            mend="free disk space, or write elsewhere with --output",
+        )
+
+
+def _write_values(file: BinaryIO, tensor: OutputTensor) -> Iterator[int]:
+    if tensor.dtype == tensor.source.dtype and tensor.source.offset is not None:
+        yield from _copy_range(tensor.source, file)
+        return
+    for block in tensor.files.blocks(tensor.source):
+        raw = _cast(block, tensor).numpy().tobytes()
+        file.write(raw)
+        yield len(raw)
+
+
+def _cast(block: Tensor, tensor: OutputTensor) -> Tensor:
+    """`block` in the output dtype, as raw bytes; refuses values that overflow."""
+    import torch
+
+    cast = block.to(getattr(torch, TORCH_DTYPES[tensor.dtype])).contiguous()
+    narrowed = block.is_floating_point() and tensor.dtype != tensor.source.dtype
+    if narrowed and bool((block.isfinite() & ~cast.isfinite()).any()):
+        raise CheckpointError(
+            f"'{tensor.source.name}' does not fit {tensor.dtype}: a cast from "
+            f"{tensor.source.dtype} overflows",
+            where=tensor.source.path,
+            mend="store the draft in bfloat16 or float32",
+        )
+    return cast.view(torch.uint8)
+
+
+def _copy_range(source: StoredTensor, file: BinaryIO) -> Iterator[int]:
+    """Copy a byte range, inside the kernel where the file systems can."""
+    with source.path.open("rb") as reader:
+        offset, remaining = source.offset or 0, source.num_bytes
+        file.flush()
+        while remaining:
+            copied = _copy_some(reader, file, offset, min(remaining, COPY_BYTES))
+            if copied == 0:
+                return
+            offset, remaining = offset + copied, remaining - copied
+            yield copied
+
+
+def _copy_some(reader: BinaryIO, writer: BinaryIO, offset: int, count: int) -> int:
+    if hasattr(os, "copy_file_range"):
+        try:
+            copied = os.copy_file_range(reader.fileno(), writer.fileno(), count, offset)
+            if copied:  # some file systems answer 0 where they should refuse
+                writer.seek(0, os.SEEK_END)
+                return copied
+        except OSError as error:
+            if not _cannot_copy_in_kernel(error):
+                raise
+    reader.seek(offset)
+    data = reader.read(count)
+    writer.write(data)
+    writer.flush()
+    return len(data)
+
+
+def _cannot_copy_in_kernel(error: OSError) -> bool:
+    return error.errno in (
+        errno.EXDEV,
+        errno.EINVAL,
+        errno.ENOSYS,
+        errno.EOPNOTSUPP,
+        errno.EBADF,
+        errno.EPERM,  # what some containers answer to a call they do not know
+    )

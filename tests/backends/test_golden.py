@@ -1,0 +1,117 @@
+"""The reference backend reproduces what NxDI's own code computed: tokens, counts, logits."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from neuron_spec.backends.base import Limits
+from neuron_spec.backends.reference.models import EagleHead, Placement, Target
+from neuron_spec.backends.reference.speculator import ReferenceSpeculator
+from neuron_spec.drafters import EagleDrafter
+from neuron_spec.rules import RULES, Verdict
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TOLERANCE = 1e-4
+K = 4
+CASES = ("eagle1", "eagle1_norm")
+
+
+class Recorder:
+    """A reference speculator whose draft and target logits can be looked at."""
+
+    def __init__(self, draft: str | None, batch_size: int = 1) -> None:
+        limits = Limits(batch_size, 32, 96, K if draft else 0)
+        placement = Placement(batch_size, 110, torch.float32, torch.device("cpu"))
+        self.target = Target(GOLDEN / "target", placement)
+        self.draft_logits: list[Tensor] = []  # one entry a drafted position, [rows, 1, vocab]
+        self.target_logits: list[Tensor] = []  # one entry a step, [rows, k + 1, vocab]
+        drafter = None
+        if draft:
+            head = EagleHead(GOLDEN / draft, placement)
+            drafter = EagleDrafter(head.forward, lambda hidden: self._draft(head.logits(hidden)))
+        self.speculator = ReferenceSpeculator(
+            self.target, drafter, self._judge, limits=limits, device=placement.device
+        )
+
+    def _draft(self, logits: Tensor) -> Tensor:
+        self.draft_logits.append(logits)
+        return logits
+
+    def _judge(self, draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
+        self.target_logits.append(target_logits)
+        return RULES["greedy"](draft_tokens, target_logits)
+
+
+@cache
+def recorded(case: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((GOLDEN / f"{case}.json").read_text())
+    return data
+
+
+@cache
+def tensors(case: str) -> dict[str, Tensor]:
+    return load_file(GOLDEN / f"{case}.safetensors")
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("run", range(len(recorded("target_alone")["runs"])))
+def test_target_alone(run: int) -> None:
+    data = recorded("target_alone")["runs"][run]
+    recorder = Recorder(None)
+    first = recorder.speculator.prefill(0, data["prompt"])
+    tokens = [first.token]
+    while len(tokens) < len(data["new_tokens"]):
+        tokens += recorder.speculator.step(0)[0].tokens
+    assert tokens == data["new_tokens"]
+    logits = torch.stack([first.logits, *(step[0, 0] for step in recorder.target_logits)])
+    rows = tensors("target_alone")[f"r{run}.logits"]
+    assert_close(logits[: len(rows)], rows[: len(logits)])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("run", range(5))
+def test_eagle_steps(case: str, run: int) -> None:
+    data, expected = recorded(case)["runs"][run], tensors(case)
+    recorder = Recorder(case)
+    first = recorder.speculator.prefill(0, data["prompt"])
+    assert [first.token] == data["context_encoding"]["next_input_ids"]
+    assert first.logits is not None
+    assert_close(first.logits, expected[f"r{run}.cte.target_logits"])
+    for index, step in enumerate(data["steps"]):
+        recorder.draft_logits.clear()
+        result = recorder.speculator.step(K)[0]
+        drafted = torch.cat(recorder.draft_logits, dim=1)[0]  # [k, vocab]
+        assert drafted.argmax(dim=-1).tolist() == step["draft_tokens"]
+        assert recorder.target_logits[-1][0].argmax(dim=-1).tolist() == step["target_tokens"]
+        assert result.num_accepted == step["num_draft_accepted"]
+        # NxDI cuts what it emits at an EOS; here the engine does that.
+        assert list(result.tokens)[: len(step["emitted"])] == step["emitted"]
+        if index < data["logits_steps"]:
+            key = f"r{run}.s{index}"
+            assert_close(drafted, expected[f"{key}.draft_logits"])
+            assert_close(recorder.target_logits[-1][0], expected[f"{key}.target_logits"])
+
+
+def test_eagle_batch_of_unequal_prompts() -> None:
+    data = recorded("eagle1_batch2")
+    recorder = Recorder("eagle1", batch_size=2)
+    for slot, prompt in enumerate(data["prompts"]):
+        recorder.speculator.prefill(slot, prompt)
+    for step in data["steps"]:
+        recorder.draft_logits.clear()
+        results = recorder.speculator.step(K)
+        drafted = torch.cat(recorder.draft_logits, dim=1).argmax(dim=-1)  # [rows, k]
+        assert drafted.tolist() == step["draft_tokens"]
+        for result, padded in zip(results, step["accepted_tokens_padded"], strict=True):
+            assert list(result.tokens) == [token for token in padded if token >= 0]

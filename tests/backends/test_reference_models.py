@@ -1,0 +1,132 @@
+"""The reference backend's arithmetic against transformers' own models, family by family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from neuron_spec.backends.reference import cache, linear, transformer
+from neuron_spec.backends.reference.models import Placement, Target
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"head_dim": 8}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True}),
+    "llama-wide-heads": ("Llama", {"head_dim": 16}),
+    "llama-rope-llama3": ("Llama", {"rope_scaling": LLAMA3_ROPE}),
+    "llama-rope-linear": ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 8}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 8}),
+}
+
+
+def build(family: str, directory: Path) -> Any:
+    """A random transformers model of that family, saved to `directory`."""
+    name, changes = FAMILIES[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes})
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for parameter in model.parameters():  # biases start at zero, norms at one: make them matter
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(directory)
+    return model
+
+
+def placement(num_slots: int = 1, length: int = 128) -> Placement:
+    return Placement(num_slots, length, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
+    model = build(family, tmp_path)
+    tokens = torch.randint(0, 97, (1, 90), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(tokens).logits
+        target = Target(tmp_path, placement())
+        # A prompt, then single positions, then a block: every way the cache is written.
+        pieces = [(0, 40), (40, 41), (41, 42), (42, 47), (47, 90)]
+        hidden = [target.hidden(tokens[:, a:b], [a]) for a, b in pieces]
+        found = target.logits(torch.cat(hidden, dim=1))
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_rows_of_different_lengths_equal_single_rows(tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(0, 97, (1, n), generator=generator) for n in (5, 70, 1)]
+    block = torch.randint(0, 97, (3, 4), generator=generator)
+    together = Target(tmp_path, placement(num_slots=3))
+    with torch.inference_mode():
+        for slot, prompt in enumerate(prompts):
+            together.hidden(prompt, [0], slot)
+        found = together.hidden(block, [5, 70, 1])
+        for slot, prompt in enumerate(prompts):
+            alone = Target(tmp_path, placement())
+            alone.hidden(prompt, [0])
+            expected = alone.hidden(block[slot : slot + 1], [prompt.shape[1]])
+            torch.testing.assert_close(found[slot : slot + 1], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_long_prompts_go_through_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("llama", tmp_path)
+    tokens = torch.randint(0, 97, (1, 50), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        whole = Target(tmp_path, placement()).hidden(tokens, [0])
+        monkeypatch.setattr(transformer, "PREFILL_CHUNK", 16)
+        chunked = Target(tmp_path, placement()).hidden(tokens, [0])
+    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_positions_beyond_the_cache_are_refused(tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    target = Target(tmp_path, placement(length=16))
+    with pytest.raises(ValueError, match="beyond the cache of 16"):
+        target.hidden(torch.zeros(1, 5, dtype=torch.long), [12])
+
+
+def test_cache_memory_is_what_the_shape_says() -> None:
+    kv = cache.KVCache(3, (2, 4, 10, 8), dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert kv.num_bytes == 2 * 3 * (2 * 4 * 10 * 8) * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 17])
+def test_packed_linear_equals_plain(dtype: torch.dtype, rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x, weight, bias = (
+        torch.randn(*shape, generator=generator).to(dtype)
+        for shape in ((rows, 24), (40, 24), (40,))
+    )
+    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    found = linear.Linear(weight, bias)(x[None])[0]
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_without_packing_the_product_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(2, 8), torch.randn(4, 8)
+    packed = linear.Linear(weight)(x)
+    monkeypatch.setattr(linear, "_can_pack", lambda dtype: False)
+    torch.testing.assert_close(linear.Linear(weight)(x), packed, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,174 @@
+"""The invariants of the reference step: speculation changes the speed and nothing else."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuron_spec.backends.reference.build import BACKEND, cache_length, limits_of, open_speculator
+from neuron_spec.backends.reference.speculator import ReferenceSpeculator
+from neuron_spec.engine.session import Session
+from neuron_spec.errors import UserError
+from neuron_spec.spec import BuildSpec
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HEADS = ("eagle1", "eagle1_norm")
+MAX_TOTAL = 80
+PROMPTS = st.lists(st.integers(3, 127), min_size=1, max_size=12)
+
+
+def build_spec(k: int, *, batch_size: int = 1, dtype: str = "float32") -> BuildSpec:
+    return BuildSpec.model_validate(
+        {
+            "target": {"model": "target"},
+            "draft": {"method": "eagle", "model": "draft", "num_draft_tokens": k},
+            "shape": {
+                "max_prompt_tokens": MAX_TOTAL,
+                "max_total_tokens": MAX_TOTAL,
+                "batch_size": batch_size,
+            },
+            "reference": {"dtype": dtype},
+        }
+    )
+
+
+@cache
+def speculator(head: str, k: int, batch_size: int = 1) -> ReferenceSpeculator:
+    return open_speculator(build_spec(k, batch_size=batch_size), GOLDEN / "target", GOLDEN / head)
+
+
+def decode(spec: ReferenceSpeculator, prompt: list[int], length: int, ks: list[int]) -> list[int]:
+    """At least `length` tokens; step i drafts `ks[i % len(ks)]`."""
+    tokens, index = [spec.prefill(0, prompt).token], 0
+    while len(tokens) < length:
+        tokens += spec.step(ks[index % len(ks)])[0].tokens
+        index += 1
+    spec.release(0)
+    return tokens
+
+
+@pytest.mark.parametrize("head", HEADS)
+@settings(max_examples=25, deadline=None)
+@given(prompt=PROMPTS, k=st.sampled_from([1, 2, 4, 7]))
+def test_speculative_greedy_equals_plain_greedy(head: str, prompt: list[int], k: int) -> None:
+    length = 40
+    plain = decode(speculator(head, k), prompt, length, [0])
+    assert decode(speculator(head, k), prompt, length, [k])[:length] == plain
+
+
+@settings(max_examples=25, deadline=None)
+@given(prompt=PROMPTS, ks=st.lists(st.integers(0, 4), min_size=1, max_size=6))
+def test_changing_the_draft_length_never_changes_the_text(prompt: list[int], ks: list[int]) -> None:
+    length = 40
+    plain = decode(speculator("eagle1", 4), prompt, length, [0])
+    assert decode(speculator("eagle1", 4), prompt, length, ks)[:length] == plain
+
+
+def test_the_draft_is_as_good_after_a_pause_as_without_one() -> None:
+    """Speculation off for many steps: the drafter catches up on what it missed."""
+    spec, prompt = speculator("eagle1", 4), [1, 17, 42, 99, 7]
+    spec.prefill(0, prompt)
+    plain = [spec.step(0)[0].tokens[0] for _ in range(19)]
+    after_pause = spec.step(4)
+    spec.release(0)
+    first = spec.prefill(0, prompt).token
+    spec.release(0)
+    spec.prefill(0, [*prompt, first, *plain[:-1]])  # the same history, run as a prompt
+    assert spec.step(4) == after_pause
+    assert after_pause[0].num_accepted > 0
+    spec.release(0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(prompts=st.lists(PROMPTS, min_size=1, max_size=5), k=st.sampled_from([0, 2, 4]))
+def test_rows_of_a_batch_equal_their_own_runs(prompts: list[list[int]], k: int) -> None:
+    """Rows start, finish and are replaced at different times; each is as if it were alone."""
+    limits = {"max_new_tokens": 20}
+
+    def texts(batch_size: int) -> list[tuple[int, ...]]:
+        session = Session(speculator("eagle1", 4, batch_size), NumberTokenizer())
+        generations = session.generate_many(prompts, speculate=k > 0, **limits)
+        return [generation.token_ids for generation in generations]
+
+    assert texts(3) == texts(1)
+
+
+class NumberTokenizer:
+    stop_token_ids = frozenset({3, 64})  # frequent tokens, so that rows end at different times
+
+    def encode(self, prompt: object) -> tuple[int, ...]:
+        return tuple(prompt)  # type: ignore[arg-type]
+
+    def decode(self, token_ids: object) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("gap", range(7))
+def test_prompts_that_end_just_before_the_compiled_length(gap: int) -> None:
+    prompt = [3 + i % 120 for i in range(MAX_TOTAL - gap)]
+    session = Session(speculator("eagle1", 4), NumberTokenizer())
+    outputs = [
+        session.generate(prompt, speculate=on, ignore_eos=True).token_ids for on in (False, True)
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == gap
+
+
+@pytest.mark.parametrize("limit", range(13))
+def test_output_has_exactly_as_many_tokens_as_asked(limit: int) -> None:
+    session = Session(speculator("eagle1", 4), NumberTokenizer())
+    output = session.generate([5], max_new_tokens=limit, ignore_eos=True)
+    assert len(output.token_ids) == limit
+    assert output.finish_reason == "length"
+
+
+def test_bfloat16_runs_and_accepts() -> None:
+    spec = open_speculator(build_spec(4, dtype="bfloat16"), GOLDEN / "target", GOLDEN / "eagle1")
+    tokens = decode(spec, [1, 17, 42, 99, 7], 40, [4])
+    assert len(tokens) >= 40
+
+
+def test_slots_and_draft_lengths_are_checked() -> None:
+    spec = speculator("eagle1", 2)
+    spec.prefill(0, [5, 6])
+    with pytest.raises(ValueError, match="slot 0 is not free"):
+        spec.prefill(0, [5])
+    with pytest.raises(ValueError, match="k = 3 is beyond 2"):
+        spec.step(3)
+    spec.release(0)
+    assert spec.step(2) == []
+    with pytest.raises(ValueError, match="a prompt of 0 tokens"):
+        spec.prefill(0, [])
+
+
+def test_limits_and_cache_room_come_from_the_spec() -> None:
+    spec = build_spec(4, batch_size=3)
+    limits = limits_of(spec)
+    assert (limits.batch_size, limits.num_draft_tokens) == (3, 4)
+    assert cache_length(spec) >= limits.max_total_tokens + limits.num_draft_tokens + 1
+    assert BACKEND.libraries() == {"torch": torch.__version__}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_device_is_the_users_to_mend() -> None:
+    spec = build_spec(4).model_copy(
+        update={"reference": build_spec(4).reference.model_copy(update={"device": "cuda"})}
+    )
+    with pytest.raises(UserError, match=r"reference\.device"):
+        open_speculator(spec, GOLDEN / "target", GOLDEN / "eagle1")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_the_tokens_of_the_cpu() -> None:
+    spec = build_spec(4)
+    cuda = spec.model_copy(
+        update={"reference": spec.reference.model_copy(update={"device": "cuda"})}
+    )
+    prompt = [1, 17, 42, 99, 7]
+    found = decode(open_speculator(cuda, GOLDEN / "target", GOLDEN / "eagle1"), prompt, 40, [4])
+    assert found[:40] == decode(speculator("eagle1", 4), prompt, 40, [4])[:40]
