@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from neuron_spec.bench.peers import Peer
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.engine.session import Generation, Session
+from neuron_spec.errors import RequestError
 from neuron_spec.metrics import AcceptanceCounts
 
 
@@ -19,6 +22,7 @@ class OnOff:
     Attributes:
         off, on: the last repetition's generations.
         off_tokens_per_s, on_tokens_per_s: medians over the repetitions, prompt processing included.
+        peer_tokens_per_s: the same for the peer, if one was measured.
     """
 
     category: str
@@ -26,6 +30,7 @@ class OnOff:
     on: Generation
     off_tokens_per_s: float
     on_tokens_per_s: float
+    peer_tokens_per_s: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -45,6 +50,7 @@ class OnOff:
             "num_output_tokens": len(self.on.token_ids),
             "off_tokens_per_s": self.off_tokens_per_s,
             "on_tokens_per_s": self.on_tokens_per_s,
+            "peer_tokens_per_s": self.peer_tokens_per_s,
             "ratio": self.ratio,
             "identical": self.is_identical,
             "acceptance": self.on.acceptance.as_dict(),
@@ -57,18 +63,16 @@ def measure_on_off(
     *,
     max_new_tokens: int,
     repetitions: int = 1,
+    peer: Peer | None = None,
     progress: Callable[[str, int, int], None] = lambda label, done, total: None,
 ) -> list[OnOff]:
-    """Measure every row, off and on in turn; one short generation each way warms up first."""
-    for speculate in (False, True):
-        session.generate(rows[0].prompt, max_new_tokens=8, speculate=speculate)
+    """Measure every row: off, on and the peer in turn; a short round of each warms up first."""
+    _round(session, rows[0], 8, peer)
     results = []
     for index, row in enumerate(rows):
         progress("prompts", index, len(rows))
-        pairs = [_pair(session, row, max_new_tokens) for _ in range(repetitions)]
-        off, on = pairs[-1]
-        speeds = [median(_tokens_per_s(pair[side]) for pair in pairs) for side in (0, 1)]
-        results.append(OnOff(row.category, off, on, speeds[0], speeds[1]))
+        rounds = [_round(session, row, max_new_tokens, peer) for _ in range(repetitions)]
+        results.append(_summary(row, rounds))
     progress("prompts", len(rows), len(rows))
     return results
 
@@ -81,10 +85,41 @@ def total_acceptance(results: Sequence[OnOff]) -> AcceptanceCounts:
     return total
 
 
-def _pair(session: Session, row: WorkloadRow, max_new_tokens: int) -> tuple[Generation, Generation]:
+@dataclass(frozen=True)
+class _Round:
+    off: Generation
+    on: Generation
+    peer_tokens_per_s: float | None
+
+
+def _round(session: Session, row: WorkloadRow, max_new_tokens: int, peer: Peer | None) -> _Round:
     off = session.generate(row.prompt, max_new_tokens=max_new_tokens, speculate=False)
+    if not off.token_ids:  # a rate of nothing has no ratio
+        raise RequestError(
+            "the prompt leaves no room for output",
+            field="prompt",
+            found=f"{off.num_prompt_tokens} tokens",
+            mend="shorten the prompt, or compile with a larger shape.max_total_tokens",
+        )
     on = session.generate(row.prompt, max_new_tokens=max_new_tokens, speculate=True)
-    return off, on
+    if peer is None:
+        return _Round(off, on, None)
+    prompt_ids = session.tokenizer.encode(row.prompt)
+    start = time.perf_counter()
+    num_tokens = len(peer(prompt_ids, max_new_tokens))
+    return _Round(off, on, num_tokens / (time.perf_counter() - start))
+
+
+def _summary(row: WorkloadRow, rounds: Sequence[_Round]) -> OnOff:
+    peer = [entry.peer_tokens_per_s for entry in rounds if entry.peer_tokens_per_s is not None]
+    return OnOff(
+        category=row.category,
+        off=rounds[-1].off,
+        on=rounds[-1].on,
+        off_tokens_per_s=median(_tokens_per_s(entry.off) for entry in rounds),
+        on_tokens_per_s=median(_tokens_per_s(entry.on) for entry in rounds),
+        peer_tokens_per_s=median(peer) if peer else None,
+    )
 
 
 def _tokens_per_s(generation: Generation) -> float:

@@ -24,6 +24,20 @@ class WorkloadRow:
     category: str
 
 
+# One prompt a kind of work, for a first look; in no training or evaluation data of the demo head.
+BUILT_IN = tuple(
+    WorkloadRow([{"role": "user", "content": text}], category)
+    for category, text in {
+        "code": "Write a Python function that returns the largest even number in a list of "
+        "integers, or None if there is none. Include a docstring.",
+        "extraction": "Extract every person and city from this text as a bulleted list.\n\nText: "
+        "Maria Lopez flew from Lisbon to Toronto on Monday to meet Ahmed Khan. They drove to "
+        "Ottawa, where Chloe Martin had booked a room.",
+        "chat": "I have a free weekend and feel tired. What could I do to relax?",
+    }.items()
+)
+
+
 def read_workload(path: Path, *, limit: int | None = None) -> list[WorkloadRow]:
     """The rows of a JSONL file, at most `limit` of them.
 
@@ -31,7 +45,7 @@ def read_workload(path: Path, *, limit: int | None = None) -> list[WorkloadRow]:
         UserError: no such file, or a line in none of the known forms (line number given).
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot be read: {error}", where=path, expected="a JSONL file") from None
     rows = list(_rows(path, text))[:limit]
@@ -41,12 +55,13 @@ def read_workload(path: Path, *, limit: int | None = None) -> list[WorkloadRow]:
 
 
 def _rows(path: Path, text: str) -> Iterator[WorkloadRow]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not `splitlines`: a JSON string may hold U+2028 and other ends of line as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = _row(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if row is None:
             raise UserError(

