@@ -78,6 +78,72 @@ def eagle_tensors(config: dict[str, Any], seed: int = 1) -> dict[str, torch.Tens
     return _random(shapes, config, seed)
 
 
+def write_eagle3(
+    directory: Path, *, form: str = "authors", seed: int = 2, num_rows: int = 97, **changes: Any
+) -> Path:
+    """An EAGLE-3 head over `num_rows` of the target's tokens.
+
+    Forms: `authors` and `specforge` (`midlayer.`, flat config), `speculators` (`layers.0.`,
+    nested config).
+    """
+    config = {**CONFIG, "num_hidden_layers": 1, "draft_vocab_size": num_rows, **changes}
+    for name in ("bos_token_id", "eos_token_id", "tie_word_embeddings"):
+        config.pop(name)
+    tensors = eagle3_tensors(config, seed)
+    if form == "speculators":
+        tensors = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+    _write_json(directory / "config.json", _EAGLE3_CONFIGS[form](config))
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def _speculators_config(config: dict[str, Any]) -> dict[str, Any]:
+    outer = ("draft_vocab_size", "norm_before_residual", "norm_output", "architectures")
+    return {
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.2.0",
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "some/target"}},
+        "norm_before_residual": False,
+        **{name: config[name] for name in outer if name in config},
+        "transformer_layer_config": {k: v for k, v in config.items() if k not in outer},
+    }
+
+
+_EAGLE3_CONFIGS = {
+    "authors": lambda config: {**config, "bias": False},
+    "specforge": lambda config: {
+        **config,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+    },
+    "speculators": _speculators_config,
+}
+
+
+def eagle3_tensors(config: dict[str, Any], seed: int = 2) -> dict[str, torch.Tensor]:
+    """Random weights under the authors' keys, and a vocabulary map that skips tokens."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    num_rows = config["draft_vocab_size"]
+    shapes = {
+        "fc.weight": (hidden, 3 * hidden),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (num_rows, hidden),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.hidden_norm.weight": (hidden,),
+        **_layer_shapes(config, "midlayer."),
+    }
+    for part in "qkv":
+        name = f"midlayer.self_attn.{part}_proj.weight"
+        shapes[name] = (shapes[name][0], 2 * hidden)
+    tensors = _random(shapes, config, seed)
+    if num_rows < vocab:
+        generator = torch.Generator().manual_seed(seed)
+        kept = torch.randperm(vocab, generator=generator)[:num_rows].sort().values
+        tensors["d2t"] = kept - torch.arange(num_rows)
+        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, kept, True)
+    return tensors
+
+
 def write_tokenizer(directory: Path) -> None:
     """One token a byte, three special ones before them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

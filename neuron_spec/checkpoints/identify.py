@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from neuron_spec.checkpoints.formats import eagle, hf
-from neuron_spec.checkpoints.formats.hf import Shape
+from neuron_spec.checkpoints.formats import FORMATS, Format
+from neuron_spec.checkpoints.formats.base import DERIVED_SUFFIXES, Shapes
 from neuron_spec.checkpoints.model_config import ModelConfig, read_config
-from neuron_spec.checkpoints.tensors import CheckpointFiles
+from neuron_spec.checkpoints.tensors import CheckpointFiles, StoredTensor
 from neuron_spec.errors import CheckpointError
-
-Family = Literal["causal-lm", "eagle"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Identity:
     """One checkpoint, identified.
 
     Attributes:
+        names: canonical name of every tensor -> its name in the file.
         missing: keys without which neither NxDI nor the reference backend can load it.
         unexpected: keys that no table of the family knows.
         misshapen: one sentence for every key whose shape contradicts the config.
@@ -28,13 +29,33 @@ class Identity:
     """
 
     directory: Path
-    family: Family
+    format: Format
     config: ModelConfig
     files: CheckpointFiles
+    names: Mapping[str, str]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     misshapen: tuple[str, ...]
     preparation: tuple[str, ...]
+
+    @property
+    def family(self) -> str:
+        """The format's family: a draft method's name, or `causal-lm`."""
+        return self.format.FAMILY
+
+    @property
+    def shapes(self) -> Shapes:
+        """Canonical name -> shape."""
+        return {name: self.tensor(name).shape for name in self.names}
+
+    def tensor(self, canonical: str) -> StoredTensor:
+        """Where the tensor of that canonical name lies."""
+        return self.files.tensors[self.names[canonical]]
+
+    def refusals(self, target: Identity | None = None) -> list[tuple[str, str]]:
+        """(code, sentence) of what no preparation can mend; see `Format.refusals`."""
+        config = target.config if target else None
+        return self.format.refusals(self.config, self.shapes, config)
 
     @property
     def dtypes(self) -> dict[str, int]:
@@ -45,7 +66,7 @@ class Identity:
     def num_parameters(self) -> int:
         """Stored values, buffers included."""
         shapes = (tensor.shape for tensor in self.files.tensors.values())
-        return sum(_product(shape) for shape in shapes)
+        return sum(math.prod(shape) for shape in shapes)
 
     @property
     def is_prepared(self) -> bool:
@@ -81,80 +102,52 @@ def identify(directory: Path) -> Identity:
     """
     config = read_config(directory)
     files = CheckpointFiles(directory)
-    shapes = {name: tensor.shape for name, tensor in files.tensors.items()}
-    fc = shapes.get(eagle.FC_WEIGHT) or shapes.get("model." + eagle.FC_WEIGHT)
-    if eagle.looks_like(shapes, fc):
-        return _identify_eagle(directory, config, files)
-    if "model.embed_tokens.weight" in shapes:
-        return _identify_causal_lm(directory, config, files)
-    raise CheckpointError(
-        "no known checkpoint family",
-        where=directory,
-        found=f"{len(shapes)} tensors, among them {', '.join(sorted(shapes)[:4])}",
-        expected="a causal language model (model.embed_tokens.weight) or an EAGLE v1 head "
-        "(fc.weight of width 2 x hidden and layers.0.*)",
-    )
-
-
-def _identify_causal_lm(directory: Path, config: ModelConfig, files: CheckpointFiles) -> Identity:
-    expected = hf.model_shapes(config)
-    found = {name: tensor.shape for name, tensor in files.tensors.items()}
-    ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    return Identity(
-        directory, "causal-lm", config, files,
-        missing=tuple(sorted(expected.keys() - found.keys())),
-        unexpected=tuple(sorted(_unexpected(found, expected) - ignored)),
-        misshapen=_misshapen(found, expected),
-        preparation=(),
-    )  # fmt: skip
-
-
-def _identify_eagle(directory: Path, config: ModelConfig, files: CheckpointFiles) -> Identity:
-    required, optional = eagle.required_shapes(config), eagle.optional_shapes(config)
-    found = {eagle.canonical_name(name): t.shape for name, t in files.tensors.items()}
-    if len(found) < len(files.tensors):
-        twice = sorted(name for name in found if {name, f"model.{name}"} <= files.tensors.keys())
+    stored = {name: tensor.shape for name, tensor in files.tensors.items()}
+    form = next((form for form in FORMATS if form.matches(config.raw, stored)), None)
+    if form is None:
         raise CheckpointError(
-            f"stored twice, with and without 'model.': {', '.join(twice)}", where=directory
+            "no known checkpoint family",
+            where=directory,
+            found=f"{len(stored)} tensors, among them {', '.join(sorted(stored)[:4])}",
+            expected=" or ".join(form.DESCRIPTION for form in reversed(FORMATS)),
         )
+    names = _canonical_names(directory, form, stored)
+    found = {canonical: stored[name] for canonical, name in names.items()}
+    required, optional = form.required_shapes(config), form.optional_shapes(config)
     return Identity(
-        directory, "eagle", config, files,
+        directory,
+        form,
+        config,
+        files,
+        names,
         missing=tuple(sorted(required.keys() - found.keys())),
         unexpected=tuple(sorted(_unexpected(found, required | optional))),
         misshapen=_misshapen(found, required | optional),
-        preparation=_eagle_preparation(config, found),
-    )  # fmt: skip
+        preparation=form.preparation(config, found),
+    )
 
 
-def _eagle_preparation(config: ModelConfig, found: dict[str, Shape]) -> tuple[str, ...]:
-    steps = []
-    if eagle.LM_HEAD not in found:
-        steps.append("copy lm_head.weight from the target (its LM head, or its tied embedding)")
-    if eagle.EMBEDDING not in found:
-        steps.append("copy embed_tokens.weight from the target")
-    has_bias = eagle.FC_BIAS in found
-    if bool(config.raw.get("fc_bias", False)) != has_bias:
-        steps.append(f"write fc_bias: {str(has_bias).lower()} (NxDI drops fc.bias otherwise)")
-    if config.tie_word_embeddings:
-        steps.append("write tie_word_embeddings: false (NxDI would overwrite the LM head)")
-    return tuple(steps)
+def _canonical_names(directory: Path, form: Format, stored: Shapes) -> dict[str, str]:
+    """Canonical name -> stored name."""
+    names: dict[str, str] = {}
+    for name in stored:
+        canonical = form.canonical_name(name)
+        if canonical in names:
+            raise CheckpointError(
+                f"stored twice, under two names: {names[canonical]}, {name}", where=directory
+            )
+        names[canonical] = name
+    return names
 
 
-def _unexpected(found: dict[str, Shape], expected: dict[str, Shape]) -> set[str]:
+def _unexpected(found: Shapes, expected: Shapes) -> set[str]:
     unknown = found.keys() - expected.keys()
-    return {name for name in unknown if not name.endswith(eagle.DERIVED_SUFFIXES)}
+    return {name for name in unknown if not name.endswith(DERIVED_SUFFIXES)}
 
 
-def _misshapen(found: dict[str, Shape], expected: dict[str, Shape]) -> tuple[str, ...]:
+def _misshapen(found: Shapes, expected: Shapes) -> tuple[str, ...]:
     return tuple(
         f"{name}: found {list(found[name])}, expected {list(shape)} by config.json"
         for name, shape in sorted(expected.items())
         if name in found and found[name] != shape
     )
-
-
-def _product(shape: Shape) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

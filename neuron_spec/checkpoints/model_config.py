@@ -52,7 +52,7 @@ def read_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     if not directory.is_dir():
         raise CheckpointError("no such directory", where=directory)
-    raw = read_json(path)
+    raw = _flattened(read_json(path), path)
     return _parse(raw, path, eos_token_ids=_eos_token_ids(raw, directory))
 
 
@@ -90,6 +90,42 @@ def _parse(raw: dict[str, Any], path: Path, eos_token_ids: tuple[int, ...]) -> M
         sliding_window=_sliding_window(raw),
         raw=raw,
     )
+
+
+# The nested part of a speculators config: a difference against its model type's defaults.
+_NESTED = "transformer_layer_config"
+_NESTED_FIELDS = (
+    *_REQUIRED_INTS,
+    *_OPTIONAL_INTS,
+    *_OPTIONAL_NUMBERS,
+    *_OPTIONAL_TABLES,
+    "hidden_act",
+    "attention_bias",
+    "mlp_bias",
+    "pad_token_id",
+)
+
+
+def _flattened(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The speculators form as one flat table (vllm-project/speculators, `config.py`).
+
+    Fields that the nested table leaves out are transformers' defaults for its model type. All
+    other fields stay, `speculators_model_type` too: it tells which form the file had.
+    """
+    nested = raw.get(_NESTED)
+    if not isinstance(nested, dict):
+        return raw
+    model_type = nested.get("model_type")
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"unknown model type {model_type!r}", where=f"{path}: {_NESTED}.model_type"
+        )
+    complete = CONFIG_MAPPING[model_type](**nested).to_dict()
+    fields = {name: complete[name] for name in _NESTED_FIELDS if complete.get(name) is not None}
+    outer = {name: value for name, value in raw.items() if name != _NESTED}
+    return {**outer, **fields, "model_type": model_type}
 
 
 def _faults(raw: dict[str, Any]) -> Iterator[str]:

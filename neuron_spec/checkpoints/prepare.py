@@ -11,17 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neuron_spec.checkpoints.formats import eagle
-from neuron_spec.checkpoints.graft import find_embedding, find_lm_head
+from neuron_spec.checkpoints.formats import FORMATS, hf
 from neuron_spec.checkpoints.identify import Identity, identify
+from neuron_spec.checkpoints.plans import PLANS, Plan
 from neuron_spec.checkpoints.source import resolve_model
-from neuron_spec.checkpoints.tensors import (
-    FLOAT_DTYPES,
-    CheckpointFiles,
-    StoredTensor,
-    read_json,
-)
-from neuron_spec.checkpoints.writer import OutputTensor, write_safetensors
+from neuron_spec.checkpoints.tensors import CheckpointFiles, read_json
+from neuron_spec.checkpoints.writer import write_safetensors
 from neuron_spec.errors import CheckpointError, UserError
 from neuron_spec.files import FileRecord, Progress, new_directory, no_progress
 from neuron_spec.spec.schema import BuildSpec
@@ -90,15 +85,14 @@ def prepare_draft(
     draft_identity, target_identity = identify(draft), identify(target)
     _check_families(draft_identity, target_identity)
     check_pair(draft_identity, target_identity)
-    tensors, decisions = _plan(draft_identity, target_identity)
-    config = _output_config(draft_identity, target_identity)
+    plan = PLANS[draft_identity.family](draft_identity, target_identity)
     with new_directory(destination, RECORD) as folder:
-        write_safetensors(folder / _WEIGHTS, tensors, progress)
-        (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        record = _record((draft_identity, target_identity), tensors, decisions, progress)
+        write_safetensors(folder / _WEIGHTS, plan.outputs, progress)
+        (folder / _CONFIG).write_text(json.dumps(plan.config, indent=2) + "\n")
+        record = _record((draft_identity, target_identity), plan, progress)
         record["files"] = [FileRecord.of(folder / name).as_dict() for name in (_CONFIG, _WEIGHTS)]
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    return PreparedCheckpoint(target, destination, tuple(decisions), is_new=True)
+    return PreparedCheckpoint(target, destination, tuple(plan.decisions), is_new=True)
 
 
 def _refuse_input(destination: Path, draft: Path, target: Path) -> None:
@@ -112,13 +106,14 @@ def _refuse_input(destination: Path, draft: Path, target: Path) -> None:
 
 
 def _check_families(draft: Identity, target: Identity) -> None:
-    expected = {"eagle": "an EAGLE v1 head (fc.weight and layers.0.*)", "causal-lm": "a target"}
-    for identity, family in ((draft, "eagle"), (target, "causal-lm")):
-        if identity.family != family:
+    heads = " or ".join(form.DESCRIPTION for form in FORMATS if form.FAMILY in PLANS)
+    roles = ((draft, tuple(PLANS), heads), (target, (hf.FAMILY,), hf.DESCRIPTION))
+    for identity, families, expected in roles:
+        if identity.family not in families:
             raise CheckpointError(
                 f"is a {identity.family} checkpoint",
                 where=identity.directory,
-                expected=expected[family],
+                expected=expected,
                 mend="set draft.model to the draft head, target.model to the language model",
             )
 
@@ -132,12 +127,7 @@ def check_pair(draft: Identity, target: Identity) -> None:
     faults = [f"missing: {name}" for name in draft.missing]
     faults += [f"unexpected: {name}" for name in draft.unexpected]
     faults += [f"misshapen: {sentence}" for sentence in draft.misshapen]
-    for field in ("hidden_size", "vocab_size"):
-        ours, theirs = getattr(draft.config, field), getattr(target.config, field)
-        if ours != theirs:
-            faults.append(f"{field}: draft {ours}, target {theirs}; they must be equal")
-    if draft.config.num_hidden_layers != 1:
-        faults.append(f"num_hidden_layers: found {draft.config.num_hidden_layers}, expected 1")
+    faults += [sentence for _, sentence in draft.refusals(target)]
     if faults:
         raise CheckpointError(
             "\n  ".join([f"does not fit the target {target.directory}", *faults]),
@@ -154,85 +144,8 @@ def check_pair(draft: Identity, target: Identity) -> None:
         )
 
 
-def _plan(draft: Identity, target: Identity) -> tuple[list[OutputTensor], list[str]]:
-    """Every tensor of the output with its source, and the decisions in sentences."""
-    outputs: list[OutputTensor] = []
-    decisions: list[str] = []
-    for name, stored in draft.files.tensors.items():
-        canonical = eagle.canonical_name(name)
-        if canonical.endswith(eagle.DERIVED_SUFFIXES):
-            decisions.append(f"dropped {name}: rebuilt by every loader")
-            continue
-        outputs.append(OutputTensor(canonical, stored, draft.files, stored.dtype))
-        if canonical != name:
-            decisions.append(f"renamed {name} to {canonical}")
-    present = {output.name for output in outputs}
-    dtype = _draft_dtype(draft)
-    for name, find in ((eagle.LM_HEAD, find_lm_head), (eagle.EMBEDDING, find_embedding)):
-        if name in present:
-            continue
-        graft = find(target)
-        _refuse_quantized(graft.source)
-        outputs.append(OutputTensor(name, graft.source, target.files, dtype))
-        decisions.append(f"copied {name} from {_origin(graft.source, dtype)}: {graft.reason}")
-    decisions += [step for step in draft.preparation if step.startswith("write ")]
-    return outputs, decisions
-
-
-def _origin(source: StoredTensor, dtype: str) -> str:
-    cast = "" if source.dtype == dtype else f", cast from {source.dtype} to {dtype}"
-    return f"{source.name} {list(source.shape)} in {source.path}{cast}"
-
-
-def _draft_dtype(draft: Identity) -> str:
-    """The dtype of the draft's floats; a mixture keeps each tensor's own and grafts in fc's."""
-    tensors = draft.files.tensors
-    fc = tensors.get(eagle.FC_WEIGHT) or tensors["model." + eagle.FC_WEIGHT]
-    _refuse_quantized(fc)
-    return fc.dtype
-
-
-def _refuse_quantized(stored: StoredTensor) -> None:
-    """Quantized values mean nothing without their scales, which a cast would not apply."""
-    if stored.dtype not in FLOAT_DTYPES:
-        raise CheckpointError(
-            f"'{stored.name}' is stored as {stored.dtype}",
-            where=stored.path,
-            expected=f"one of {', '.join(FLOAT_DTYPES)}",
-            mend="use the unquantized checkpoint",
-        )
-
-
-_TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-def _output_config(draft: Identity, target: Identity) -> dict[str, Any]:
-    """The draft's config with the fields that its file decides written out.
-
-    `bias` is EAGLE's name for what NxDI calls `fc_bias`; the key in the file decides, because
-    published configs contradict their files (SafeAILab/EAGLE#100).
-    """
-    names = {eagle.canonical_name(name) for name in draft.files.tensors}
-    raw = {key: value for key, value in draft.config.raw.items() if key not in ("bias", "dtype")}
-    pad = draft.config.pad_token_id
-    return {
-        **raw,
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "fc_bias": eagle.FC_BIAS in names,
-        "tie_word_embeddings": False,
-        "torch_dtype": _TORCH_NAMES[_draft_dtype(draft)],
-        "rope_theta": draft.config.rope_theta,
-        "num_key_value_heads": draft.config.num_key_value_heads,
-        "pad_token_id": target.config.pad_token_id if pad is None else pad,
-    }
-
-
 def _record(
-    identities: tuple[Identity, Identity],
-    tensors: list[OutputTensor],
-    decisions: list[str],
-    progress: Progress,
+    identities: tuple[Identity, Identity], plan: Plan, progress: Progress
 ) -> dict[str, Any]:
     sources = {
         role: _source_record(identity, progress)
@@ -241,17 +154,8 @@ def _record(
     return {
         "neuron_spec_version": __version__,
         "sources": sources,
-        "decisions": decisions,
-        "tensors": {output.name: _tensor_record(output) for output in tensors},
-    }
-
-
-def _tensor_record(output: OutputTensor) -> dict[str, Any]:
-    return {
-        "from": str(output.source.path),
-        "name": output.source.name,
-        "stored_dtype": output.source.dtype,
-        "dtype": output.dtype,
+        "decisions": plan.decisions,
+        "tensors": {output.name: output.record() for output in plan.outputs},
     }
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -33,16 +33,66 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """One tensor to write: where it comes from and the dtype it gets."""
+    """One tensor to write as it is stored: where it comes from and the dtype it gets."""
 
     name: str
     source: StoredTensor
     files: CheckpointFiles
     dtype: str
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As stored."""
+        return self.source.shape
+
+    @property
+    def origin(self) -> str:
+        """For error messages."""
+        return f"'{self.source.name}' of {self.source.path}"
+
+    def record(self) -> dict[str, Any]:
+        """Where it came from, for `prepared.json`."""
+        return {
+            "from": str(self.source.path),
+            "name": self.source.name,
+            "stored_dtype": self.source.dtype,
+            "dtype": self.dtype,
+        }
+
+
+@dataclass(frozen=True)
+class ComputedTensor:
+    """One tensor to write that no file holds in this form.
+
+    Attributes:
+        values: makes its values as flat pieces, in order, in the output dtype.
+        how: what was computed, in a sentence.
+        sources: the stored tensors it was computed from.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    values: Callable[[], Iterator[Tensor]]
+    how: str
+    sources: tuple[StoredTensor, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """For error messages."""
+        return f"'{self.name}' ({self.how})"
+
+    def record(self) -> dict[str, Any]:
+        """Where it came from, for `prepared.json`."""
+        sources = [{"from": str(source.path), "name": source.name} for source in self.sources]
+        return {"computed": self.how, "sources": sources, "dtype": self.dtype}
+
+
+Output = OutputTensor | ComputedTensor
+
 
 def write_safetensors(
-    path: Path, tensors: Sequence[OutputTensor], progress: Progress = no_progress
+    path: Path, tensors: Sequence[Output], progress: Progress = no_progress
 ) -> None:
     """Write a safetensors file in a stream; memory stays at one copy buffer.
 
@@ -51,7 +101,7 @@ def write_safetensors(
         CheckpointError: a cast would overflow the narrower type.
     """
     ordered = sorted(tensors, key=lambda t: (-ITEM_BYTES[t.dtype], t.name))  # keeps alignment
-    sizes = [math.prod(t.source.shape) * ITEM_BYTES[t.dtype] for t in ordered]
+    sizes = [math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in ordered]
     header = _header_bytes(ordered, sizes)
     _check_room(path, len(header) + sum(sizes))
     done, end, total = 0, 0, sum(sizes)
@@ -64,18 +114,16 @@ def write_safetensors(
                 progress(f"write {path.name}", done, total)
             end += num_bytes
             if done != end:
-                raise CheckpointError(
-                    f"ended early, in '{tensor.source.name}'", where=tensor.source.path
-                )
+                raise CheckpointError(f"source ended early: {tensor.origin}", where=path)
 
 
-def _header_bytes(tensors: Sequence[OutputTensor], sizes: Sequence[int]) -> bytes:
+def _header_bytes(tensors: Sequence[Output], sizes: Sequence[int]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for tensor, num_bytes in zip(tensors, sizes, strict=True):
         header[tensor.name] = {
             "dtype": tensor.dtype,
-            "shape": list(tensor.source.shape),
+            "shape": list(tensor.shape),
             "data_offsets": [begin, begin + num_bytes],
         }
         begin += num_bytes
@@ -96,21 +144,31 @@ def _check_room(path: Path, num_bytes: int) -> None:
         )
 
 
-def _write_values(file: BinaryIO, tensor: OutputTensor) -> Iterator[int]:
+def _write_values(file: BinaryIO, tensor: Output) -> Iterator[int]:
+    if isinstance(tensor, ComputedTensor):
+        for piece in tensor.values():
+            yield _write(file, piece)
+        return
     if tensor.dtype == tensor.source.dtype and tensor.source.offset is not None:
         yield from _copy_range(tensor.source, file)
         return
     for block in tensor.files.blocks(tensor.source):
-        raw = _cast(block, tensor).numpy().tobytes()
-        file.write(raw)
-        yield len(raw)
+        yield _write(file, _cast(block, tensor))
+
+
+def _write(file: BinaryIO, values: Tensor) -> int:
+    import torch
+
+    raw = values.contiguous().view(torch.uint8).numpy().tobytes()
+    file.write(raw)
+    return len(raw)
 
 
 def _cast(block: Tensor, tensor: OutputTensor) -> Tensor:
-    """`block` in the output dtype, as raw bytes; refuses values that overflow."""
+    """`block` in the output dtype; refuses values that overflow."""
     import torch
 
-    cast = block.to(getattr(torch, TORCH_DTYPES[tensor.dtype])).contiguous()
+    cast = block.to(getattr(torch, TORCH_DTYPES[tensor.dtype]))
     narrowed = block.is_floating_point() and tensor.dtype != tensor.source.dtype
     if narrowed and bool((block.isfinite() & ~cast.isfinite()).any()):
         raise CheckpointError(
@@ -119,7 +177,7 @@ def _cast(block: Tensor, tensor: OutputTensor) -> Tensor:
             where=tensor.source.path,
             mend="store the draft in bfloat16 or float32",
         )
-    return cast.view(torch.uint8)
+    return cast
 
 
 def _copy_range(source: StoredTensor, file: BinaryIO) -> Iterator[int]:

@@ -1,10 +1,13 @@
-"""EAGLE v1 chain drafting.
+"""EAGLE chain drafting, for v1 and EAGLE-3 heads.
 
-Sources: arXiv:2401.15077; NxDI `models/model_base.py`, `_eagle_token_gen_forward`.
+Sources: arXiv:2401.15077, arXiv:2503.01840; NxDI `models/model_base.py`,
+`_eagle_token_gen_forward`.
 
-The head predicts the target's next feature from pairs: the feature of position t (the target's
-hidden state after its final norm) with the embedding of the token at t + 1. Pair t sits at draft
-position t, one behind the target. While drafting, the head's own output stands in for the feature.
+The head predicts the target's next feature from pairs: the feature of position t with the embedding
+of the token at t + 1. The feature is the target's hidden state after its final norm in v1, and
+three layers' hidden states side by side in EAGLE-3. Pair t sits at draft position t, one behind the
+target. While drafting, the head's own output stands in for the feature; an EAGLE-3 head tells the
+two apart by their width, so that nothing here differs.
 
 Pairs built from true features replace the head's own guesses in the draft cache: here they wait
 as "pending" and are run together with the next step's first proposal, which computes what NxDI's
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor
 
 Forward = Callable[[Tensor, Tensor, Sequence[int], int], Tensor]
-"""(tokens [rows, n], features [rows, n, hidden], start position of each row, first slot)
+"""(tokens [rows, n], features [rows, n, feature], start position of each row, first slot)
 -> output features [rows, n, hidden]."""
 Logits = Callable[[Tensor], Tensor]
 """hidden [..., hidden] -> logits [..., vocab]."""
@@ -35,7 +38,7 @@ class _Pending:
     tokens: Tensor
     """[n] ids; token i is the one after feature i."""
     features: Tensor
-    """[n, hidden]"""
+    """[n, feature]"""
 
     @property
     def end(self) -> int:
@@ -65,7 +68,7 @@ class EagleDrafter:
         Args:
             tokens: [n] ids at target positions 1 … n: the prompt without its first token, then
                 the first new token.
-            features: [n, hidden] the target's features at positions 0 … n-1.
+            features: [n, feature] the target's features at positions 0 … n-1.
         """
         self._pending[slot] = self._caught_up(slot, _Pending(0, tokens, features))
 
@@ -74,7 +77,7 @@ class EagleDrafter:
 
         Args:
             tokens: [n] committed ids.
-            features: [n, hidden] the target's features one position before each of them.
+            features: [n, feature] the target's features one position before each of them.
         """
         self._pending[slot] = self._pending[slot].extended(tokens, features)
 

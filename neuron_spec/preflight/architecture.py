@@ -77,15 +77,6 @@ def check_draft(draft: Identity, spec: BuildSpec) -> list[Finding]:
                 f"{_NXDI_LLAMA} (is_eagle_draft), models/application_base.py get_state_dict",
             )
         )
-    if draft.config.num_hidden_layers != 1:
-        findings.append(
-            error(
-                "draft-layers",
-                f"the draft has num_hidden_layers {draft.config.num_hidden_layers}",
-                "use an EAGLE v1 head with one layer",
-                _NXDI_LLAMA,
-            )
-        )
     return findings
 
 

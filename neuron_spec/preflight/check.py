@@ -8,7 +8,7 @@ from neuron_spec.checkpoints.identify import Identity, identify
 from neuron_spec.checkpoints.prepare import RECORD, PreparedCheckpoint
 from neuron_spec.checkpoints.source import resolve_model
 from neuron_spec.errors import CheckpointError
-from neuron_spec.preflight import architecture, provenance, shapes, vocabulary
+from neuron_spec.preflight import architecture, pairing, provenance, shapes
 from neuron_spec.preflight.findings import Finding
 from neuron_spec.spec.schema import BuildSpec
 
@@ -35,7 +35,7 @@ def check(spec: BuildSpec, prepared: PreparedCheckpoint | None = None) -> list[F
         if draft:
             findings += architecture.check_draft(draft, spec)
         if draft and target:
-            findings += vocabulary.check_pair(draft, target)
+            findings += pairing.check_pair(draft, target)
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-DraftMethod = Literal["none", "eagle"]
+DraftMethod = Literal["none", "eagle", "eagle3"]
 Rule = Literal["greedy"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]

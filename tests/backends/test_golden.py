@@ -13,29 +13,39 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from neuron_spec.backends.base import Limits
-from neuron_spec.backends.reference.models import EagleHead, Placement, Target
+from neuron_spec.backends.reference.models import HEADS, Placement, Target
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
+from neuron_spec.checkpoints.model_config import read_config
 from neuron_spec.drafters import EagleDrafter
 from neuron_spec.rules import RULES, Verdict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 1e-4
 K = 4
-CASES = ("eagle1", "eagle1_norm")
+# Recorded case -> (target, draft method).
+CASES = {
+    "eagle1": ("target", "eagle"),
+    "eagle1_norm": ("target", "eagle"),
+    "eagle3": ("target3", "eagle3"),
+}
+TARGETS = {"target_alone": "target", "target3_alone": "target3"}
 
 
 class Recorder:
     """A reference speculator whose draft and target logits can be looked at."""
 
-    def __init__(self, draft: str | None, batch_size: int = 1) -> None:
+    def __init__(self, target: str, draft: str | None = None, batch_size: int = 1) -> None:
         limits = Limits(batch_size, 32, 96, K if draft else 0)
         placement = Placement(batch_size, 110, torch.float32, torch.device("cpu"))
-        self.target = Target(GOLDEN / "target", placement)
+        kind = HEADS[CASES[draft][1]] if draft else None
+        num_layers = read_config(GOLDEN / target).num_hidden_layers
+        taps = kind.taps(num_layers) if kind else ()
+        self.target = Target(GOLDEN / target, placement, taps=taps)
         self.draft_logits: list[Tensor] = []  # one entry a drafted position, [rows, 1, vocab]
         self.target_logits: list[Tensor] = []  # one entry a step, [rows, k + 1, vocab]
         drafter = None
-        if draft:
-            head = EagleHead(GOLDEN / draft, placement)
+        if draft and kind:
+            head = kind.load(GOLDEN / draft, placement)
             drafter = EagleDrafter(head.forward, lambda hidden: self._draft(head.logits(hidden)))
         self.speculator = ReferenceSpeculator(
             self.target, drafter, self._judge, limits=limits, device=placement.device
@@ -65,17 +75,18 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("case", TARGETS)
 @pytest.mark.parametrize("run", range(len(recorded("target_alone")["runs"])))
-def test_target_alone(run: int) -> None:
-    data = recorded("target_alone")["runs"][run]
-    recorder = Recorder(None)
+def test_target_alone(case: str, run: int) -> None:
+    data = recorded(case)["runs"][run]
+    recorder = Recorder(TARGETS[case])
     first = recorder.speculator.prefill(0, data["prompt"])
     tokens = [first.token]
     while len(tokens) < len(data["new_tokens"]):
         tokens += recorder.speculator.step(0)[0].tokens
     assert tokens == data["new_tokens"]
     logits = torch.stack([first.logits, *(step[0, 0] for step in recorder.target_logits)])
-    rows = tensors("target_alone")[f"r{run}.logits"]
+    rows = tensors(case)[f"r{run}.logits"]
     assert_close(logits[: len(rows)], rows[: len(logits)])
 
 
@@ -83,7 +94,7 @@ def test_target_alone(run: int) -> None:
 @pytest.mark.parametrize("run", range(5))
 def test_eagle_steps(case: str, run: int) -> None:
     data, expected = recorded(case)["runs"][run], tensors(case)
-    recorder = Recorder(case)
+    recorder = Recorder(CASES[case][0], case)
     first = recorder.speculator.prefill(0, data["prompt"])
     assert [first.token] == data["context_encoding"]["next_input_ids"]
     assert first.logits is not None
@@ -105,7 +116,7 @@ def test_eagle_steps(case: str, run: int) -> None:
 
 def test_eagle_batch_of_unequal_prompts() -> None:
     data = recorded("eagle1_batch2")
-    recorder = Recorder("eagle1", batch_size=2)
+    recorder = Recorder("target", "eagle1", batch_size=2)
     for slot, prompt in enumerate(data["prompts"]):
         recorder.speculator.prefill(slot, prompt)
     for step in data["steps"]:

@@ -67,7 +67,7 @@ def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
         target = Target(tmp_path, placement())
         # A prompt, then single positions, then a block: every way the cache is written.
         pieces = [(0, 40), (40, 41), (41, 42), (42, 47), (47, 90)]
-        hidden = [target.hidden(tokens[:, a:b], [a]) for a, b in pieces]
+        hidden = [target.hidden(tokens[:, a:b], [a])[0] for a, b in pieces]
         found = target.logits(torch.cat(hidden, dim=1))
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
@@ -81,11 +81,11 @@ def test_rows_of_different_lengths_equal_single_rows(tmp_path: Path) -> None:
     with torch.inference_mode():
         for slot, prompt in enumerate(prompts):
             together.hidden(prompt, [0], slot)
-        found = together.hidden(block, [5, 70, 1])
+        found, _ = together.hidden(block, [5, 70, 1])
         for slot, prompt in enumerate(prompts):
             alone = Target(tmp_path, placement())
             alone.hidden(prompt, [0])
-            expected = alone.hidden(block[slot : slot + 1], [prompt.shape[1]])
+            expected, _ = alone.hidden(block[slot : slot + 1], [prompt.shape[1]])
             torch.testing.assert_close(found[slot : slot + 1], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -93,9 +93,9 @@ def test_long_prompts_go_through_in_chunks(tmp_path: Path, monkeypatch: pytest.M
     build("llama", tmp_path)
     tokens = torch.randint(0, 97, (1, 50), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
-        whole = Target(tmp_path, placement()).hidden(tokens, [0])
+        whole = Target(tmp_path, placement(), taps=(0, 2)).hidden(tokens, [0])
         monkeypatch.setattr(transformer, "PREFILL_CHUNK", 16)
-        chunked = Target(tmp_path, placement()).hidden(tokens, [0])
+        chunked = Target(tmp_path, placement(), taps=(0, 2)).hidden(tokens, [0])
     torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-5)
 
 

@@ -103,7 +103,10 @@ def test_a_misspelt_key_is_told_the_nearest(tmp_path: Path, text: str, expected:
         ("", "missing key 'target'"),
         ("[target]\n", "missing key 'target.model'"),
         ("target = 'x'\n", "target: "),
-        (TARGET + "[draft]\nmethod = 'eagel'\n", "draft.method: Input should be 'none' or 'eagle'"),
+        (
+            TARGET + "[draft]\nmethod = 'eagel'\n",
+            "draft.method: Input should be 'none', 'eagle' or 'eagle3'",
+        ),
         (TARGET + "[draft]\nmethod = 'eagle'\n", "draft.method 'eagle' needs draft.model"),
         (TARGET + "[draft]\nmodel = 'x'\n", "draft.model is given but draft.method is 'none'"),
         (TARGET + "[draft]\nnum_draft_tokens = 0\n", "draft.num_draft_tokens: "),

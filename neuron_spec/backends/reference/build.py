@@ -10,10 +10,11 @@ import torch
 
 from neuron_spec.artifacts import Artifact
 from neuron_spec.backends.base import Limits
-from neuron_spec.backends.reference.models import EagleHead, Placement, Target
+from neuron_spec.backends.reference.models import HEADS, Placement, Target
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
+from neuron_spec.checkpoints.model_config import read_config
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint
-from neuron_spec.drafters import DRAFTERS
+from neuron_spec.drafters import DRAFTERS, EagleDrafter
 from neuron_spec.errors import BackendError, UserError
 from neuron_spec.rules import RULES
 from neuron_spec.spec.schema import BuildSpec
@@ -64,11 +65,14 @@ def open_speculator(
         CheckpointError: weights that do not load.
     """
     placement = _placement(spec)
-    target = Target(target_directory, placement)
-    drafter = None
+    drafter: EagleDrafter | None = None
+    taps: tuple[int, ...] = ()
     if draft_directory is not None:
-        head = EagleHead(draft_directory, placement)
+        kind = HEADS[spec.draft.method]
+        taps = kind.taps(read_config(target_directory).num_hidden_layers)
+        head = kind.load(draft_directory, placement)
         drafter = DRAFTERS[spec.draft.method](head.forward, head.logits)
+    target = Target(target_directory, placement, taps=taps)
     return ReferenceSpeculator(
         target,
         drafter,

@@ -48,11 +48,11 @@ class ReferenceSpeculator:
         """Run the prompt in one slot; see `Speculator.prefill`."""
         self._check_prompt(slot, prompt_ids)
         tokens = torch.tensor([list(prompt_ids)], device=self._device)
-        hidden = self._target.hidden(tokens, [0], slot)  # [1, n, hidden]
+        hidden, features = self._target.hidden(tokens, [0], slot)  # each [1, n, …]
         logits = self._target.logits(hidden[:, -1:])[0, 0]
         first = logits.argmax()
         if self._drafter:
-            self._drafter.begin(slot, torch.cat([tokens[0, 1:], first[None]]), hidden[0])
+            self._drafter.begin(slot, torch.cat([tokens[0, 1:], first[None]]), features[0])
         self._rows[slot] = _Row(int(first), len(prompt_ids))
         return PrefillResult(int(first), logits.float())
 
@@ -65,13 +65,13 @@ class ReferenceSpeculator:
             return []
         num_rows = max(self._rows) + 1
         drafts = self._draft(num_rows, num_draft_tokens)  # [rows, k]
-        hidden, verdict = self._verify(drafts)
+        features, verdict = self._verify(drafts)
         accepted, corrections = verdict.num_accepted.tolist(), verdict.next_tokens.tolist()
         proposals = drafts.tolist()
         results = []
         for slot in sorted(self._rows):
             tokens = (*proposals[slot][: accepted[slot]], corrections[slot])
-            self._commit(slot, tokens, hidden[slot])
+            self._commit(slot, tokens, features[slot])
             results.append(StepResult(slot, tokens, num_draft_tokens, accepted[slot]))
         return results
 
@@ -87,20 +87,20 @@ class ReferenceSpeculator:
         return self._drafter.propose(num_rows, num_draft_tokens)
 
     def _verify(self, drafts: Tensor) -> tuple[Tensor, Verdict]:
-        """Target features [rows, k + 1, hidden] over last token and drafts, and the verdict.
+        """Target features [rows, k + 1, feature] over last token and drafts, and the verdict.
 
         Rows of free slots run along on position 0 of their slot, which a prefill overwrites.
         """
         rows = [self._rows.get(slot, _Row(0, 0)) for slot in range(len(drafts))]
         last = torch.tensor([[row.last_token] for row in rows], device=self._device)
         tokens = torch.cat([last, drafts], dim=1)  # [rows, k + 1]
-        hidden = self._target.hidden(tokens, [row.position for row in rows])
-        return hidden, self._rule(drafts, self._target.logits(hidden))
+        hidden, features = self._target.hidden(tokens, [row.position for row in rows])
+        return features, self._rule(drafts, self._target.logits(hidden))
 
-    def _commit(self, slot: int, tokens: tuple[int, ...], hidden: Tensor) -> None:
+    def _commit(self, slot: int, tokens: tuple[int, ...], features: Tensor) -> None:
         if self._drafter:
             committed = torch.tensor(tokens, device=self._device)
-            self._drafter.observe(slot, committed, hidden[: len(tokens)])
+            self._drafter.observe(slot, committed, features[: len(tokens)])
         row = self._rows[slot]
         row.last_token, row.position = tokens[-1], row.position + len(tokens)
 

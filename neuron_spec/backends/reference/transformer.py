@@ -105,9 +105,30 @@ class Layer:
     ) -> Tensor:
         """[rows, n, hidden] -> [rows, n, hidden]."""
         normed = self.input_norm(x) if self.input_norm else x
-        x = x + self.attention(normed, tables, window, kv)
+        return self.feed_forward(x + self.attention(normed, tables, window, kv))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The layer's second half, [..., hidden] -> [..., hidden]."""
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
+
+
+class Eagle3Layer(Layer):
+    """The layer of an EAGLE-3 head: attention reads embedding and feature, each with its norm; the
+    residual is the feature before its norm (NxDI `models/llama/modeling_llama.py`)."""
+
+    def __init__(self, config: ModelConfig, prefix: str, read: Read, has: Has) -> None:
+        super().__init__(config, prefix, read, has)
+        self.hidden_norm = Norm(read(f"{prefix}hidden_norm.weight"), config.rms_norm_eps)
+
+    def __call__(
+        self, x: Tensor, tables: tuple[Tensor, Tensor], window: Window, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[rows, n, 2 x hidden], embedding then feature -> [rows, n, hidden]."""
+        embedding, feature = x.chunk(2, dim=-1)
+        normed = self.input_norm(embedding) if self.input_norm else embedding
+        joined = torch.cat([normed, self.hidden_norm(feature)], dim=-1)
+        return self.feed_forward(feature + self.attention(joined, tables, window, kv))
 
 
 class Decoder:
@@ -122,29 +143,46 @@ class Decoder:
         length: int,
         dtype: torch.dtype,
         device: torch.device,
+        taps: tuple[int, ...] = (),
     ) -> None:
-        self.layers = layers
+        self.layers, self._taps = layers, taps
         shape = (num_slots, config.num_key_value_heads, length, config.head_dim)
         self.cache = KVCache(len(layers), shape, dtype=dtype, device=device)
         cos, sin = rotary_tables(config, length, device)
         self._cos, self._sin = cos.to(dtype), sin.to(dtype)
 
-    def __call__(self, x: Tensor, starts: Sequence[int], first_slot: int) -> Tensor:
+    def __call__(
+        self, x: Tensor, starts: Sequence[int], first_slot: int
+    ) -> tuple[Tensor, Tensor | None]:
         """Run inputs [rows, n, hidden] whose row i starts at position `starts[i]`.
 
         Rows are slots `first_slot`, `first_slot + 1`, …; long inputs go through in chunks.
+
+        Returns:
+            The output [rows, n, hidden], and the inputs of the tapped layers side by side,
+            [rows, n, taps x hidden], or None without taps.
         """
         chunks = x.split(PREFILL_CHUNK, dim=1)
-        outputs = [
+        pairs = [
             self._run(chunk, [start + index * PREFILL_CHUNK for start in starts], first_slot)
             for index, chunk in enumerate(chunks)
         ]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if len(pairs) == 1:
+            return pairs[0]
+        tapped = [taps for _, taps in pairs if taps is not None]
+        outputs = torch.cat([output for output, _ in pairs], dim=1)
+        return outputs, torch.cat(tapped, dim=1) if tapped else None
 
-    def _run(self, x: Tensor, starts: Sequence[int], first_slot: int) -> Tensor:
+    def _run(
+        self, x: Tensor, starts: Sequence[int], first_slot: int
+    ) -> tuple[Tensor, Tensor | None]:
         window = Window(starts, x.shape[1], first_slot, self.cache)
         positions = window.positions
         tables = (self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2))
-        for layer, *kv in zip(self.layers, self.cache.keys, self.cache.values, strict=True):
-            x = layer(x, tables, window, (kv[0], kv[1]))
-        return x
+        kv = zip(self.cache.keys, self.cache.values, strict=True)
+        tapped = []
+        for index, (layer, pair) in enumerate(zip(self.layers, kv, strict=True)):
+            if index in self._taps:
+                tapped.append(x)
+            x = layer(x, tables, window, pair)
+        return x, torch.cat(tapped, dim=-1) if tapped else None

@@ -1,4 +1,4 @@
-"""Keys of an EAGLE v1 draft head (also EAGLE-2, which shares the weights).
+"""EAGLE v1 draft heads (also EAGLE-2, which shares the weights).
 
 The public layout (SafeAILab/EAGLE, `eagle/model/cnets1.py`) has no LM head, no final norm and no
 input norm in layer 0; `fc` takes the embedding first, then the target's feature. NxDI
@@ -7,17 +7,39 @@ input norm in layer 0; `fc` takes the embedding first, then the target's feature
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
 
-from neuron_spec.checkpoints.formats.hf import Shape, layer_shapes
+from neuron_spec.checkpoints.formats.base import (
+    COPY_EMBEDDING,
+    COPY_LM_HEAD,
+    Shape,
+    Shapes,
+    config_writes,
+    must_equal,
+)
+from neuron_spec.checkpoints.formats.hf import layer_shapes
 from neuron_spec.checkpoints.model_config import ModelConfig
+
+FAMILY = "eagle"
+DESCRIPTION = "an EAGLE v1 head (fc.weight of width 2 x hidden and layers.0.*)"
 
 FC_WEIGHT, FC_BIAS = "fc.weight", "fc.bias"
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 INPUT_NORM = "layers.0.input_layernorm.weight"
 
-# Stored by some exporters, rebuilt by every loader: never copied.
-DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
+
+def matches(raw_config: Mapping[str, Any], shapes: Shapes) -> bool:
+    """An `fc` of width 2 x hidden beside one plain decoder layer is EAGLE v1."""
+    canonical = {canonical_name(name): shape for name, shape in shapes.items()}
+    fc = canonical.get(FC_WEIGHT, ())
+    is_v1_width = len(fc) == 2 and fc[1] == 2 * fc[0]
+    return is_v1_width and "layers.0.self_attn.q_proj.weight" in canonical
+
+
+def canonical_name(name: str) -> str:
+    """The key without a leading `model.`, which NxDI strips once and some exporters add."""
+    return name.removeprefix("model.")
 
 
 def required_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -39,13 +61,20 @@ def optional_shapes(config: ModelConfig) -> dict[str, Shape]:
     }
 
 
-def canonical_name(name: str) -> str:
-    """The key without a leading `model.`, which NxDI strips once and some exporters add."""
-    return name.removeprefix("model.")
+def preparation(config: ModelConfig, found: Shapes) -> tuple[str, ...]:
+    """Copies of the target's LM head and embedding, and the flags that the file decides."""
+    copies = {LM_HEAD: COPY_LM_HEAD, EMBEDDING: COPY_EMBEDDING}
+    steps = [step for name, step in copies.items() if name not in found]
+    return (*steps, *config_writes(config, fc_bias=FC_BIAS in found))
 
 
-def looks_like(names: Collection[str], fc_shape: Shape | None) -> bool:
-    """An `fc` of width 2 x hidden beside one plain decoder layer is EAGLE v1."""
-    canonical = {canonical_name(name) for name in names}
-    is_v1_width = fc_shape is not None and len(fc_shape) == 2 and fc_shape[1] == 2 * fc_shape[0]
-    return is_v1_width and "layers.0.self_attn.q_proj.weight" in canonical
+def refusals(
+    config: ModelConfig, found: Shapes, target: ModelConfig | None
+) -> list[tuple[str, str]]:
+    """Another target's head, or more layers than EAGLE v1 has."""
+    faults = must_equal(config, target)
+    if config.num_hidden_layers != 1:
+        faults.append(
+            ("layers", f"num_hidden_layers: found {config.num_hidden_layers}, expected 1")
+        )
+    return faults

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from neuron_spec.checkpoints.formats.base import Shape, Shapes
 from neuron_spec.checkpoints.model_config import ModelConfig
 
-Shape = tuple[int, ...]
+FAMILY = "causal-lm"
+DESCRIPTION = "a causal language model (model.embed_tokens.weight)"
 
 # What the reference backend computes; anything else is refused by name, never approximated.
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -44,7 +49,17 @@ def layer_shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
     return {prefix + name: shape for name, shape in shapes.items()}
 
 
-def model_shapes(config: ModelConfig) -> dict[str, Shape]:
+def matches(raw_config: Mapping[str, Any], shapes: Shapes) -> bool:
+    """A whole model has its embedding under `model.`."""
+    return "model.embed_tokens.weight" in shapes
+
+
+def canonical_name(name: str) -> str:
+    """Hugging Face's names are used as they are."""
+    return name
+
+
+def required_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Keys and shapes of the whole model; a tied LM head is not a key of its own."""
     shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
@@ -55,3 +70,22 @@ def model_shapes(config: ModelConfig) -> dict[str, Shape]:
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     return shapes
+
+
+def optional_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Some exporters store the tied LM head as well."""
+    if not config.tie_word_embeddings:
+        return {}
+    return {"lm_head.weight": (config.vocab_size, config.hidden_size)}
+
+
+def preparation(config: ModelConfig, found: Shapes) -> tuple[str, ...]:
+    """Nothing: NxDI loads it as it is."""
+    return ()
+
+
+def refusals(
+    config: ModelConfig, found: Shapes, target: ModelConfig | None
+) -> list[tuple[str, str]]:
+    """Nothing by itself."""
+    return []

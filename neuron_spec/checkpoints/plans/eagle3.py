@@ -1,0 +1,159 @@
+"""EAGLE-3: NxDI's key names, the LM head widened to the target's vocabulary, a flat config.
+
+NxDI 0.9 knows no draft vocabulary: its LM head has the target's rows. The rows of tokens that the
+draft cannot propose are filled with the mean of the trained rows, so that their logit is the mean
+of all trained logits: never above the largest one, whatever its sign, so greedy drafting, the only
+kind NxDI does, is unchanged. Zero rows would win whenever all trained logits are negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from neuron_spec.checkpoints.formats.eagle import EMBEDDING, LM_HEAD
+from neuron_spec.checkpoints.formats.eagle3 import D2T, T2D, draft_vocab_size
+from neuron_spec.checkpoints.identify import Identity
+from neuron_spec.checkpoints.plans.base import (
+    Plan,
+    config_decisions,
+    draft_config,
+    draft_dtype,
+    refuse_quantized,
+    row_bytes,
+)
+from neuron_spec.checkpoints.tensors import COPY_BYTES
+from neuron_spec.checkpoints.writer import ComputedTensor
+from neuron_spec.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Fields that mean something to other engines only, or that hold for the published form.
+_DROPPED_FIELDS = (
+    "draft_vocab_size",
+    "target_hidden_size",
+    "norm_before_residual",
+    "norm_before_fc",
+    "norm_output",
+    "fc_norm",
+    "embed_requires_grad",
+    "speculators_model_type",
+    "speculators_version",
+    "speculators_config",
+)
+
+
+def plan(draft: Identity, target: Identity) -> Plan:
+    """See `neuron_spec.checkpoints.formats.eagle3` for the layouts."""
+    config = {
+        name: value
+        for name, value in draft_config(draft, target).items()
+        if name not in _DROPPED_FIELDS
+    }
+    result = Plan(config={**config, "num_hidden_layers": 1})
+    has_own_head = LM_HEAD in draft.names
+    is_reduced = has_own_head and draft_vocab_size(draft.config) != draft.config.vocab_size
+    keeps_embedding = EMBEDDING in draft.names and bool(draft.config.raw.get("embed_requires_grad"))
+    dropped = {D2T, T2D}
+    dropped |= {LM_HEAD} if is_reduced else set()
+    dropped |= set() if keeps_embedding else {EMBEDDING}
+    result.carry_over(draft, without=dropped)
+    if is_reduced:
+        _widen(result, draft)
+    elif not has_own_head:
+        result.graft(LM_HEAD, target, draft_dtype(draft))
+    if not keeps_embedding:
+        result.graft(EMBEDDING, target, draft_dtype(draft))
+        if EMBEDDING in draft.names:
+            result.decisions.append(
+                f"{EMBEDDING} of the draft's file is not used: heads are trained on the target's "
+                "frozen embedding, and some exporters store another one"
+            )
+    result.decisions += config_decisions(draft)
+    return result
+
+
+def _widen(result: Plan, draft: Identity) -> None:
+    head = draft.tensor(LM_HEAD)
+    refuse_quantized(head)
+    token_ids, reading = target_token_ids(draft)
+    vocab = draft.config.vocab_size
+    shape = (vocab, head.shape[1])
+    how = f"rows scattered by d2t ({reading}), the other rows are the mean of all of them"
+
+    def values() -> Iterator[Tensor]:
+        rows = draft.files.read(head.name)
+        return widened(rows, token_ids, vocab, max(1, COPY_BYTES // row_bytes(head)))
+
+    sources = (head, draft.tensor(D2T))
+    result.outputs.append(ComputedTensor(LM_HEAD, shape, head.dtype, values, how, sources))
+    result.decisions.append(f"widened {LM_HEAD} from {head.shape[0]} to {vocab} rows: {how}")
+
+
+def widened(
+    rows: Tensor, token_ids: Tensor, vocab_size: int, num_block_rows: int
+) -> Iterator[Tensor]:
+    """A reduced LM head over the whole vocabulary, block by block.
+
+    Args:
+        rows: [draft vocab, hidden] the trained head.
+        token_ids: [draft vocab] int64, strictly increasing: the target's token of each row.
+        num_block_rows: rows of one block.
+
+    Returns:
+        Blocks [rows, hidden] in the dtype of `rows`, `vocab_size` rows together.
+    """
+    import torch
+
+    total = torch.zeros(rows.shape[1], dtype=torch.float64)
+    for block in rows.split(num_block_rows):
+        total += block.double().sum(dim=0)
+    mean = (total / len(rows)).to(rows.dtype)
+    for start in range(0, vocab_size, num_block_rows):
+        end = min(start + num_block_rows, vocab_size)
+        first, last = torch.searchsorted(token_ids, torch.tensor([start, end])).tolist()
+        block = mean.expand(end - start, -1).clone()
+        block[token_ids[first:last] - start] = rows[first:last]
+        yield block
+
+
+def target_token_ids(draft: Identity) -> tuple[Tensor, str]:
+    """[draft vocab] the target's token of each row, and how d2t was read.
+
+    d2t holds offsets (token = i + d2t[i]); some trainers store the ids themselves. Where t2d is
+    there it decides; without it offsets are what the published code reads.
+
+    Raises:
+        CheckpointError: the map is not strictly increasing within the vocabulary, or t2d and d2t
+            contradict each other.
+    """
+    import torch
+
+    d2t = draft.files.read(draft.names[D2T])
+    _check_map(
+        draft, d2t.ndim == 1 and not d2t.is_floating_point(), "d2t is not a list of integers"
+    )
+    readings = {"offsets": torch.arange(len(d2t)) + d2t.long(), "absolute ids": d2t.long()}
+    if T2D in draft.names:
+        mask = draft.files.read(draft.names[T2D]).bool()
+        kept = mask.nonzero().flatten()
+        for reading, ids in readings.items():
+            if torch.equal(ids, kept):
+                return ids, reading
+        _check_map(draft, False, "d2t and t2d contradict each other")
+    ids = readings["offsets"]
+    is_inside = int(ids[0]) >= 0 and int(ids[-1]) < draft.config.vocab_size
+    is_valid = is_inside and bool((ids.diff() > 0).all())
+    _check_map(draft, is_valid, "i + d2t[i] is not strictly increasing within the vocabulary")
+    return ids, "offsets"
+
+
+def _check_map(draft: Identity, is_valid: bool, problem: str) -> None:
+    if not is_valid:
+        raise CheckpointError(
+            problem,
+            where=draft.directory,
+            expected="offsets: token of row i = i + d2t[i], marked true in t2d",
+            mend="download the head again, or ask its authors for the vocabulary map",
+        )
