@@ -27,18 +27,27 @@ def no_progress(label: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file as it was when it was used: name, size, time of change and SHA-256."""
+    """One file as it was when it was used: name, size, time of change and SHA-256.
+
+    Without a digest (large files of which only a part was read) the time of change decides.
+    """
 
     name: str
     num_bytes: int
     mtime_ns: int
-    sha256: str
+    sha256: str | None
 
     @classmethod
     def of(cls, path: Path, progress: Progress = no_progress) -> FileRecord:
         """Record `path` with its digest."""
         status = path.stat()
         return cls(path.name, status.st_size, status.st_mtime_ns, sha256(path, progress))
+
+    @classmethod
+    def without_digest(cls, path: Path) -> FileRecord:
+        """Record `path` without reading it."""
+        status = path.stat()
+        return cls(path.name, status.st_size, status.st_mtime_ns, None)
 
     def difference(self, path: Path, *, always_digest: bool = False) -> str | None:
         """What differs between this record and `path` now, or None.
@@ -51,8 +60,10 @@ class FileRecord:
         status = path.stat()
         if status.st_size != self.num_bytes:
             return f"{status.st_size} bytes, recorded {self.num_bytes}"
-        unchanged = status.st_mtime_ns == self.mtime_ns and not always_digest
-        if unchanged or sha256(path) == self.sha256:
+        is_same_time = status.st_mtime_ns == self.mtime_ns
+        if self.sha256 is None:
+            return None if is_same_time else "written again since"
+        if (is_same_time and not always_digest) or sha256(path) == self.sha256:
             return None
         return "content differs from the recorded SHA-256"
 

@@ -147,23 +147,26 @@ def check_pair(draft: Identity, target: Identity) -> None:
 def _record(
     identities: tuple[Identity, Identity], plan: Plan, progress: Progress
 ) -> dict[str, Any]:
-    sources = {
-        role: _source_record(identity, progress)
-        for role, identity in zip(("draft", "target"), identities, strict=True)
-    }
+    draft, target = identities
+    draft_files = [FileRecord.of(path, progress) for path in _source_paths(draft.directory)]
+    # Of a target only the head is read, however large it is: its digest stands with the tensor.
+    config, *weights = _source_paths(target.directory)
+    target_files = [FileRecord.of(config), *map(FileRecord.without_digest, weights)]
     return {
         "neuron_spec_version": __version__,
-        "sources": sources,
+        "sources": {
+            "draft": _source_record(draft, draft_files),
+            "target": _source_record(target, target_files),
+        },
         "decisions": plan.decisions,
         "tensors": {output.name: output.record() for output in plan.outputs},
     }
 
 
-def _source_record(identity: Identity, progress: Progress) -> dict[str, Any]:
-    paths = _source_paths(identity.directory)
+def _source_record(identity: Identity, files: list[FileRecord]) -> dict[str, Any]:
     return {
         "directory": str(identity.directory.absolute()),
-        "files": [FileRecord.of(path, progress).as_dict() for path in paths],
+        "files": [record.as_dict() for record in files],
     }
 
 

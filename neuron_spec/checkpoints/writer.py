@@ -7,6 +7,7 @@ can, without torch; only a cast, or a pickle, goes through torch.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -57,6 +58,7 @@ class OutputTensor:
             "name": self.source.name,
             "stored_dtype": self.source.dtype,
             "dtype": self.dtype,
+            "sha256": range_sha256(self.source),
         }
 
 
@@ -89,6 +91,19 @@ class ComputedTensor:
 
 
 Output = OutputTensor | ComputedTensor
+
+
+def range_sha256(source: StoredTensor) -> str | None:
+    """Hex SHA-256 of a tensor's bytes in its file; None in a pickle, whose file has a digest."""
+    if source.offset is None:
+        return None
+    digest, remaining = hashlib.sha256(), source.num_bytes
+    with source.path.open("rb") as file:
+        file.seek(source.offset)
+        while remaining and (data := file.read(min(remaining, COPY_BYTES))):
+            digest.update(data)
+            remaining -= len(data)
+    return digest.hexdigest()
 
 
 def write_safetensors(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from neuron_spec.checkpoints import PreparedCheckpoint, identify, prepare
 from neuron_spec.checkpoints.prepare import prepare_draft
-from neuron_spec.checkpoints.tensors import CheckpointFiles
+from neuron_spec.checkpoints.tensors import CheckpointFiles, read_header
 from neuron_spec.errors import CheckpointError, StorageError, UserError
 from neuron_spec.files import sha256
 from neuron_spec.spec import BuildSpec
@@ -124,9 +125,15 @@ def test_the_record_says_what_was_read(
     for role, directory in (("target", target_directory), ("draft", eagle_directory)):
         source = record["sources"][role]
         assert source["directory"] == str(directory)
+        # A target may be huge: of its weights only the head is read, its digest is the tensor's.
+        weights = sha256(directory / "model.safetensors") if role == "draft" else None
         assert [(f["name"], f["sha256"]) for f in source["files"]] == [
-            (name, sha256(directory / name)) for name in ("config.json", "model.safetensors")
+            ("config.json", sha256(directory / "config.json")),
+            ("model.safetensors", weights),
         ]
+    head = load_file(target_directory / "model.safetensors")["lm_head.weight"]
+    digest = hashlib.sha256(head.numpy().tobytes()).hexdigest()
+    assert record["tensors"]["lm_head.weight"]["sha256"] == digest
     assert [(f["name"], f["sha256"]) for f in record["files"]] == [
         (name, sha256(tmp_path / "out" / name)) for name in ("config.json", "model.safetensors")
     ]
@@ -346,9 +353,32 @@ def test_running_again_writes_nothing(
     second = run(tmp_path)
     assert (second.is_new, second.decisions) == (False, first.decisions)
     assert snapshot(tmp_path / "out") == before
-    for path in (target_directory / "model.safetensors", eagle_directory / "config.json"):
+    for path in (target_directory / "config.json", eagle_directory / "model.safetensors"):
         os.utime(path, ns=(1, 1))  # touched, the same bytes
     assert not run(tmp_path).is_new
+    os.utime(target_directory / "model.safetensors", ns=(1, 1))  # has no digest: prepared anew
+    assert run(tmp_path).is_new
+
+
+@pytest.mark.usefixtures("eagle_directory")
+def test_of_the_target_only_the_grafted_tensors_are_read(
+    tmp_path: Path, target_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the target is, a graft costs its head and its embedding."""
+    weights = target_directory / "model.safetensors"
+    ranges: list[tuple[int, int]] = []
+    copy = os.copy_file_range
+
+    def counting(source: int, sink: int, count: int, offset: int) -> int:
+        if os.fstat(source).st_ino == weights.stat().st_ino:
+            ranges.append((offset, count))
+        return copy(source, sink, count, offset)
+
+    monkeypatch.setattr(os, "copy_file_range", counting)
+    run(tmp_path)
+    entries = {entry.name: entry for entry in read_header(weights)}
+    grafted = [entries[name] for name in ("lm_head.weight", "model.embed_tokens.weight")]
+    assert sorted(ranges) == sorted((t.offset, t.num_bytes) for t in grafted)
 
 
 def test_force_writes_anew(tmp_path: Path, target_directory: Path, eagle_directory: Path) -> None:
