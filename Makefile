@@ -1,4 +1,5 @@
 # make demo   the whole path on a real model: inspect, prepare, check, compile, generate on and off
+#             (METHOD=ngram for prompt lookup instead of the EAGLE head)
 # make test   the tests
 # make check  lint, types, import contract, README against the program
 # make bench  speculation on against off, and against transformers, in one run
@@ -7,9 +8,12 @@
 
 BIN := .venv/bin
 
+METHOD ?= eagle
+SPEC = compile/smollm2-135m-$(METHOD).cpu.toml
+
 demo:
 	@.ci/setup demo,serve
-	@$(BIN)/neuron-spec demo
+	@$(BIN)/neuron-spec demo --spec $(SPEC)
 
 test:
 	@.ci/setup dev
@@ -25,9 +29,9 @@ check:
 
 bench:
 	@.ci/setup dev
-	@$(BIN)/neuron-spec prepare compile/smollm2-135m-eagle.cpu.toml
-	@$(BIN)/neuron-spec compile compile/smollm2-135m-eagle.cpu.toml
-	@$(BIN)/neuron-spec bench build/smollm2-135m-eagle.cpu/artifact --peer transformers
+	@$(BIN)/neuron-spec prepare $(SPEC)
+	@$(BIN)/neuron-spec compile $(SPEC)
+	@$(BIN)/neuron-spec bench build/smollm2-135m-$(METHOD).cpu/artifact --peer transformers
 
 clean:
 	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -55,7 +55,7 @@ class StepResult:
     Attributes:
         tokens: the accepted drafts, then the target's own token (correction, bonus, or the only
             one when nothing was drafted); 1 … k + 1 ids.
-        num_drafted: proposals that were verified, k or 0.
+        num_drafted: proposals that were verified, at most k.
         num_accepted: how many of them were kept; always `len(tokens) - 1`.
     """
 

@@ -66,6 +66,8 @@ def prepare(
     if spec.draft.model is None:
         return PreparedCheckpoint(target, None)
     draft = resolve_model(spec.draft.model, spec.base_directory, progress=progress)
+    if spec.draft.method == "model":  # a language model is loaded as it is, by NxDI too
+        return PreparedCheckpoint(target, draft)
     destination = Path(output) if output is not None else spec.build_directory / "draft"
     return prepare_draft(draft, target, destination, force=force, progress=progress)
 

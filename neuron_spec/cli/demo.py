@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ def command(max_new_tokens: int, spec_path: Path | None) -> None:
     say("")
     print_on_off(results)
     _heading("go on")
-    say(f'neuron-spec generate {artifact.directory} "Name three rivers in Europe."')
-    say(f"neuron-spec serve {artifact.directory}")
+    program = _program()
+    say(f'{program} generate {artifact.directory} "Name three rivers in Europe."')
+    say(f"{program} serve {artifact.directory}")
     say("your own model: copy the spec, set target.model and draft.model (a directory or hub id):")
-    say("  neuron-spec prepare SPEC && neuron-spec check SPEC && neuron-spec compile SPEC")
+    say(f"  {program} prepare SPEC && {program} check SPEC && {program} compile SPEC")
 
 
 def _default_spec() -> Path:
@@ -65,14 +67,17 @@ def _build(spec: Any) -> Any:
     from neuron_spec.preflight import check
 
     with progress_bars() as progress:
-        _heading("inspect the public draft")
-        draft = identify(resolve_model(spec.draft.model, spec.base_directory, progress=progress))
-        say(f"{draft.directory.name}: family {draft.family}, {draft.num_parameters:,} parameters")
-        for step in draft.preparation:
-            say(f"  to prepare: {step}")
+        if spec.draft.model is not None:
+            _heading("inspect the public draft")
+            draft = identify(
+                resolve_model(spec.draft.model, spec.base_directory, progress=progress)
+            )
+            say(f"{draft.directory.name}: {draft.family}, {draft.num_parameters:,} parameters")
+            for step in draft.preparation:
+                say(f"  to prepare: {step}")
         _heading("prepare")
         prepared = prepare(spec, progress=progress)
-        say(f"{prepared.draft}{'' if prepared.is_new else ' (unchanged, nothing to do)'}")
+        say(_prepared(prepared, spec.draft.method))
         for decision in prepared.decisions:
             say(f"  {decision}")
         _heading("check and compile")
@@ -83,8 +88,26 @@ def _build(spec: Any) -> Any:
     return artifact
 
 
+def _prepared(prepared: Any, method: str) -> str:
+    if prepared.draft is None:
+        return f"nothing to prepare for '{method}'"
+    return f"{prepared.draft}{'' if prepared.is_new else ' (unchanged, nothing to do)'}"
+
+
 def _heading(text: str) -> None:
     out().print(f"\n[bold]== {text}[/bold]")
+
+
+def _program() -> str:
+    """How the user can call this program: by its name, or by its path when it is not on PATH."""
+    import shutil
+    import sys
+
+    called = Path(sys.argv[0])
+    on_path = shutil.which("neuron-spec")
+    if on_path is not None and Path(on_path).resolve() == called.resolve():
+        return "neuron-spec"
+    return os.path.relpath(called)
 
 
 def _question(prompt: Any) -> str:

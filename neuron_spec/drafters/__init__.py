@@ -1,8 +1,20 @@
 """Who proposes tokens, one file a method. Drafters get callables and import no backend."""
 
+from neuron_spec.drafters.base import NO_PROPOSAL, Drafter
+from neuron_spec.drafters.chain import ChainDrafter
 from neuron_spec.drafters.eagle import EagleDrafter
+from neuron_spec.drafters.ngram import NgramDrafter
 
-# EAGLE-3 drafts as EAGLE v1 does; what differs, the head and the features, is behind callables.
-DRAFTERS = {"eagle": EagleDrafter, "eagle3": EagleDrafter}
+# Draft method -> drafter. The model drafters take `forward` and `logits`; n-gram its sizes.
+MODEL_DRAFTERS = {"model": ChainDrafter, "eagle": EagleDrafter, "eagle3": EagleDrafter}
+DRAFTERS: dict[str, type[Drafter]] = {**MODEL_DRAFTERS, "ngram": NgramDrafter}
 
-__all__ = ["DRAFTERS", "EagleDrafter"]
+__all__ = [
+    "DRAFTERS",
+    "MODEL_DRAFTERS",
+    "NO_PROPOSAL",
+    "ChainDrafter",
+    "Drafter",
+    "EagleDrafter",
+    "NgramDrafter",
+]

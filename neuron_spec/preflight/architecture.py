@@ -11,6 +11,9 @@ from neuron_spec.checkpoints.identify import Identity
 from neuron_spec.preflight.findings import Finding, error
 from neuron_spec.spec.schema import BuildSpec
 
+# Draft methods whose checkpoints have another name than the method.
+FAMILIES = {"model": "causal-lm"}
+
 _IDENTIFY = "neuron_spec.checkpoints.identify"
 _REFERENCE = "neuron_spec.backends.reference"
 _NXDI_LLAMA = "NxDI models/llama/modeling_llama.py"
@@ -58,7 +61,7 @@ def _arithmetic(model: Identity, role: str) -> list[Finding]:
 def check_draft(draft: Identity, spec: BuildSpec) -> list[Finding]:
     """Family and completeness of the draft, and what preparation still has to do."""
     findings = _complete(draft, "draft") + _arithmetic(draft, "draft")
-    if draft.family != spec.draft.method:
+    if draft.family != FAMILIES.get(spec.draft.method, spec.draft.method):
         findings.append(
             error(
                 "draft-family",

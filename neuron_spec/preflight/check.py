@@ -8,7 +8,7 @@ from neuron_spec.checkpoints.identify import Identity, identify
 from neuron_spec.checkpoints.prepare import RECORD, PreparedCheckpoint
 from neuron_spec.checkpoints.source import resolve_model
 from neuron_spec.errors import CheckpointError
-from neuron_spec.preflight import architecture, pairing, provenance, shapes
+from neuron_spec.preflight import architecture, pairing, provenance, shapes, vocabulary
 from neuron_spec.preflight.findings import Finding
 from neuron_spec.spec.schema import BuildSpec
 
@@ -36,6 +36,8 @@ def check(spec: BuildSpec, prepared: PreparedCheckpoint | None = None) -> list[F
             findings += architecture.check_draft(draft, spec)
         if draft and target:
             findings += pairing.check_pair(draft, target)
+        if draft and target and spec.draft.method == "model":
+            findings += vocabulary.check_draft_model(draft, target)
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
 
@@ -46,7 +48,7 @@ def locate(spec: BuildSpec) -> PreparedCheckpoint:
     if spec.draft.model is None:
         return PreparedCheckpoint(target, None)
     prepared = spec.build_directory / "draft"
-    if (prepared / RECORD).is_file():
+    if spec.draft.method != "model" and (prepared / RECORD).is_file():
         return PreparedCheckpoint(target, prepared)
     return PreparedCheckpoint(target, resolve_model(spec.draft.model, spec.base_directory))
 

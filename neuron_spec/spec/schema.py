@@ -10,13 +10,14 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-DraftMethod = Literal["none", "eagle", "eagle3"]
+DraftMethod = Literal["none", "model", "eagle", "eagle3", "ngram"]
 Rule = Literal["greedy"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]
 
 DRAFT_METHODS: tuple[str, ...] = get_args(DraftMethod)
 RULES: tuple[str, ...] = get_args(Rule)
+METHODS_WITHOUT_MODEL = ("none", "ngram")
 
 
 class Section(BaseModel):
@@ -44,13 +45,24 @@ class DraftSpec(Section):
     num_draft_tokens: int = Field(
         4, ge=1, le=31, description="Draft length k; the target scores k + 1 positions a step."
     )
+    ngram_sizes: tuple[int, int] = Field(
+        (1, 3), description="Shortest and longest suffix that `ngram` looks up, in tokens."
+    )
 
     @model_validator(mode="after")
     def _method_and_model_agree(self) -> DraftSpec:
-        if self.method == "none" and self.model is not None:
-            raise ValueError("draft.model is given but draft.method is 'none'")
-        if self.method != "none" and self.model is None:
+        takes_model = self.method not in METHODS_WITHOUT_MODEL
+        if self.model is not None and not takes_model:
+            raise ValueError(f"draft.model is given but draft.method is '{self.method}'")
+        if self.model is None and takes_model:
             raise ValueError(f"draft.method '{self.method}' needs draft.model")
+        return self
+
+    @model_validator(mode="after")
+    def _ngram_sizes_are_ordered(self) -> DraftSpec:
+        shortest, longest = self.ngram_sizes
+        if not 1 <= shortest <= longest:
+            raise ValueError("draft.ngram_sizes: expected 1 <= shortest <= longest")
         return self
 
 

@@ -17,16 +17,20 @@ from neuron_spec.errors import UserError
 from neuron_spec.spec import BuildSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-HEADS = ("eagle1", "eagle1_norm")
+# Draft -> method; all for the golden target.
+DRAFTS = {"eagle1": "eagle", "eagle1_norm": "eagle", "draft": "model", "none": "ngram"}
 MAX_TOTAL = 80
 PROMPTS = st.lists(st.integers(3, 127), min_size=1, max_size=12)
 
 
-def build_spec(k: int, *, batch_size: int = 1, dtype: str = "float32") -> BuildSpec:
+def build_spec(
+    k: int, *, method: str = "eagle", batch_size: int = 1, dtype: str = "float32"
+) -> BuildSpec:
+    model = None if method == "ngram" else "draft"
     return BuildSpec.model_validate(
         {
             "target": {"model": "target"},
-            "draft": {"method": "eagle", "model": "draft", "num_draft_tokens": k},
+            "draft": {"method": method, "model": model, "num_draft_tokens": k},
             "shape": {
                 "max_prompt_tokens": MAX_TOTAL,
                 "max_total_tokens": MAX_TOTAL,
@@ -38,8 +42,10 @@ def build_spec(k: int, *, batch_size: int = 1, dtype: str = "float32") -> BuildS
 
 
 @cache
-def speculator(head: str, k: int, batch_size: int = 1) -> ReferenceSpeculator:
-    return open_speculator(build_spec(k, batch_size=batch_size), GOLDEN / "target", GOLDEN / head)
+def speculator(draft: str, k: int, batch_size: int = 1) -> ReferenceSpeculator:
+    spec = build_spec(k, method=DRAFTS[draft], batch_size=batch_size)
+    directory = None if draft == "none" else GOLDEN / draft
+    return open_speculator(spec, GOLDEN / "target", directory)
 
 
 def decode(spec: ReferenceSpeculator, prompt: list[int], length: int, ks: list[int]) -> list[int]:
@@ -52,21 +58,36 @@ def decode(spec: ReferenceSpeculator, prompt: list[int], length: int, ks: list[i
     return tokens
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("draft", DRAFTS)
 @settings(max_examples=25, deadline=None)
 @given(prompt=PROMPTS, k=st.sampled_from([1, 2, 4, 7]))
-def test_speculative_greedy_equals_plain_greedy(head: str, prompt: list[int], k: int) -> None:
+def test_speculative_greedy_equals_plain_greedy(draft: str, prompt: list[int], k: int) -> None:
     length = 40
-    plain = decode(speculator(head, k), prompt, length, [0])
-    assert decode(speculator(head, k), prompt, length, [k])[:length] == plain
+    plain = decode(speculator(draft, k), prompt, length, [0])
+    assert decode(speculator(draft, k), prompt, length, [k])[:length] == plain
 
 
+@pytest.mark.parametrize("draft", DRAFTS)
 @settings(max_examples=25, deadline=None)
 @given(prompt=PROMPTS, ks=st.lists(st.integers(0, 4), min_size=1, max_size=6))
-def test_changing_the_draft_length_never_changes_the_text(prompt: list[int], ks: list[int]) -> None:
+def test_changing_the_draft_length_never_changes_the_text(
+    draft: str, prompt: list[int], ks: list[int]
+) -> None:
     length = 40
-    plain = decode(speculator("eagle1", 4), prompt, length, [0])
-    assert decode(speculator("eagle1", 4), prompt, length, ks)[:length] == plain
+    plain = decode(speculator(draft, 4), prompt, length, [0])
+    assert decode(speculator(draft, 4), prompt, length, ks)[:length] == plain
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_drafts_are_accepted(draft: str) -> None:
+    """An invariant alone would hold for a drafter that is never right."""
+    spec, accepted, length = speculator(draft, 4), 0, 0
+    spec.prefill(0, [1, 5, 88, 3, 61, 120, 33, 14, 9])
+    while length < 60:
+        result = spec.step(4)[0]
+        accepted, length = accepted + result.num_accepted, length + len(result.tokens)
+    spec.release(0)
+    assert accepted > 0
 
 
 def test_the_draft_is_as_good_after_a_pause_as_without_one() -> None:
@@ -84,14 +105,15 @@ def test_the_draft_is_as_good_after_a_pause_as_without_one() -> None:
     spec.release(0)
 
 
+@pytest.mark.parametrize("draft", DRAFTS)
 @settings(max_examples=15, deadline=None)
 @given(prompts=st.lists(PROMPTS, min_size=1, max_size=5), k=st.sampled_from([0, 2, 4]))
-def test_rows_of_a_batch_equal_their_own_runs(prompts: list[list[int]], k: int) -> None:
+def test_rows_of_a_batch_equal_their_own_runs(draft: str, prompts: list[list[int]], k: int) -> None:
     """Rows start, finish and are replaced at different times; each is as if it were alone."""
     limits = {"max_new_tokens": 20}
 
     def texts(batch_size: int) -> list[tuple[int, ...]]:
-        session = Session(speculator("eagle1", 4, batch_size), NumberTokenizer())
+        session = Session(speculator(draft, 4, batch_size), NumberTokenizer())
         generations = session.generate_many(prompts, speculate=k > 0, **limits)
         return [generation.token_ids for generation in generations]
 

@@ -45,13 +45,13 @@ def ids(*tokens: int) -> Tensor:
 
 def test_a_prompt_is_run_but_for_its_last_pair() -> None:
     eagle, head = drafter()
-    eagle.begin(0, ids(4, 5, 6), features(3))
+    eagle.begin(0, ids(9, 4, 5, 6), features(3))
     assert head.calls == [([[4, 5]], [0], 0)]
 
 
 def test_a_chain_continues_from_its_own_features_and_positions() -> None:
     eagle, head = drafter()
-    eagle.begin(0, ids(4, 5, 6), features(3, 1.0))
+    eagle.begin(0, ids(9, 4, 5, 6), features(3, 1.0))
     head.calls.clear()
     # 1 + 6 = 7; then feature 7 + token 7 = 14; then 14 + 14 = 28.
     assert eagle.propose(1, 3).tolist() == [[7, 14, 28]]
@@ -60,7 +60,7 @@ def test_a_chain_continues_from_its_own_features_and_positions() -> None:
 
 def test_accepted_tokens_are_run_again_with_true_features() -> None:
     eagle, head = drafter()
-    eagle.begin(0, ids(6), features(1, 1.0))
+    eagle.begin(0, ids(9, 6), features(1, 1.0))
     assert head.calls == []  # a one-token prompt leaves nothing to run
     eagle.propose(1, 2)
     eagle.observe(0, ids(7, 9), features(2, 2.0))
@@ -71,8 +71,8 @@ def test_accepted_tokens_are_run_again_with_true_features() -> None:
 
 def test_rows_are_padded_at_the_end_and_keep_their_positions() -> None:
     eagle, head = drafter()
-    eagle.begin(0, ids(3), features(1))
-    eagle.begin(2, ids(8), features(1))
+    eagle.begin(0, ids(9, 3), features(1))
+    eagle.begin(2, ids(9, 8), features(1))
     eagle.propose(3, 2)
     eagle.observe(0, ids(1), features(1))
     eagle.observe(2, ids(2, 3), features(2))
@@ -85,7 +85,7 @@ def test_rows_are_padded_at_the_end_and_keep_their_positions() -> None:
 
 def test_after_a_pause_the_missed_pairs_are_caught_up_row_by_row() -> None:
     eagle, head = drafter()
-    eagle.begin(0, ids(3), features(1))
+    eagle.begin(0, ids(9, 3), features(1))
     for token in (4, 5, 6, 7):
         eagle.observe(0, ids(token), features(1))
     eagle.propose(1, 1)
@@ -94,8 +94,8 @@ def test_after_a_pause_the_missed_pairs_are_caught_up_row_by_row() -> None:
 
 def test_a_released_slot_is_forgotten() -> None:
     eagle, head = drafter()
-    eagle.begin(0, ids(3), features(1))
-    eagle.begin(1, ids(4), features(1))
+    eagle.begin(0, ids(9, 3), features(1))
+    eagle.begin(1, ids(9, 4), features(1))
     eagle.release(1)
     eagle.propose(1, 1)
     assert head.calls[-1] == ([[3]], [0], 0)

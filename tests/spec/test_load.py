@@ -105,7 +105,7 @@ def test_a_misspelt_key_is_told_the_nearest(tmp_path: Path, text: str, expected:
         ("target = 'x'\n", "target: "),
         (
             TARGET + "[draft]\nmethod = 'eagel'\n",
-            "draft.method: Input should be 'none', 'eagle' or 'eagle3'",
+            "draft.method: Input should be 'none', 'model', 'eagle', 'eagle3' or 'ngram'",
         ),
         (TARGET + "[draft]\nmethod = 'eagle'\n", "draft.method 'eagle' needs draft.model"),
         (TARGET + "[draft]\nmodel = 'x'\n", "draft.model is given but draft.method is 'none'"),

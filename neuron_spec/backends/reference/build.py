@@ -14,7 +14,7 @@ from neuron_spec.backends.reference.models import HEADS, Placement, Target
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.checkpoints.model_config import read_config
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint
-from neuron_spec.drafters import DRAFTERS, EagleDrafter
+from neuron_spec.drafters import MODEL_DRAFTERS, Drafter, NgramDrafter
 from neuron_spec.errors import BackendError, UserError
 from neuron_spec.rules import RULES
 from neuron_spec.spec.schema import BuildSpec
@@ -65,13 +65,16 @@ def open_speculator(
         CheckpointError: weights that do not load.
     """
     placement = _placement(spec)
-    drafter: EagleDrafter | None = None
+    drafter: Drafter | None = None
     taps: tuple[int, ...] = ()
     if draft_directory is not None:
         kind = HEADS[spec.draft.method]
         taps = kind.taps(read_config(target_directory).num_hidden_layers)
         head = kind.load(draft_directory, placement)
-        drafter = DRAFTERS[spec.draft.method](head.forward, head.logits)
+        drafter = MODEL_DRAFTERS[spec.draft.method](head.forward, head.logits)
+    elif spec.speculates:
+        sizes = spec.draft.ngram_sizes
+        drafter = NgramDrafter(min_size=sizes[0], max_size=sizes[1])
     target = Target(target_directory, placement, taps=taps)
     return ReferenceSpeculator(
         target,

@@ -134,16 +134,34 @@ class Eagle3Head:
         return self._lm_head(self._norm(features))
 
 
+class DraftModel:
+    """A language model as draft; it reads tokens alone."""
+
+    def __init__(self, directory: Path, placement: Placement) -> None:
+        self._model = Target(directory, placement)
+
+    def forward(
+        self, tokens: Tensor, features: Tensor, starts: Sequence[int], first_slot: int = 0
+    ) -> Tensor:
+        """Hidden states [rows, n, hidden] of ids [rows, n]; `features` are not used."""
+        return self._model.hidden(tokens, starts, first_slot)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [..., vocab]."""
+        return self._model.logits(hidden)
+
+
 @dataclass(frozen=True)
 class HeadKind:
-    """How a draft head is loaded, and which of the target's states are its features."""
+    """How a draft is loaded, and which of the target's states are its features."""
 
-    load: Callable[[Path, Placement], EagleHead | Eagle3Head]
+    load: Callable[[Path, Placement], DraftModel | EagleHead | Eagle3Head]
     taps: Callable[[int], tuple[int, ...]]
     """Number of target layers -> layers whose inputs are tapped; none means the final states."""
 
 
 HEADS = {
+    "model": HeadKind(DraftModel, lambda num_target_layers: ()),
     "eagle": HeadKind(EagleHead, lambda num_target_layers: ()),
     "eagle3": HeadKind(Eagle3Head, eagle3.tapped_layers),
 }

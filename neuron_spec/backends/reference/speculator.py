@@ -10,7 +10,7 @@ from torch import Tensor
 
 from neuron_spec.backends.base import Limits, PrefillResult, StepResult
 from neuron_spec.backends.reference.models import Target
-from neuron_spec.drafters import EagleDrafter
+from neuron_spec.drafters import NO_PROPOSAL, Drafter
 from neuron_spec.rules import Verdict
 
 
@@ -28,7 +28,7 @@ class ReferenceSpeculator:
     def __init__(
         self,
         target: Target,
-        drafter: EagleDrafter | None,
+        drafter: Drafter | None,
         rule: Callable[[Tensor, Tensor], Verdict],
         *,
         limits: Limits,
@@ -52,7 +52,7 @@ class ReferenceSpeculator:
         logits = self._target.logits(hidden[:, -1:])[0, 0]
         first = logits.argmax()
         if self._drafter:
-            self._drafter.begin(slot, torch.cat([tokens[0, 1:], first[None]]), features[0])
+            self._drafter.begin(slot, torch.cat([tokens[0], first[None]]), features[0])
         self._rows[slot] = _Row(int(first), len(prompt_ids))
         return PrefillResult(int(first), logits.float())
 
@@ -72,7 +72,8 @@ class ReferenceSpeculator:
         for slot in sorted(self._rows):
             tokens = (*proposals[slot][: accepted[slot]], corrections[slot])
             self._commit(slot, tokens, features[slot])
-            results.append(StepResult(slot, tokens, num_draft_tokens, accepted[slot]))
+            num_drafted = len(proposals[slot]) - proposals[slot].count(NO_PROPOSAL)
+            results.append(StepResult(slot, tokens, num_drafted, accepted[slot]))
         return results
 
     def release(self, slot: int) -> None:
@@ -84,7 +85,7 @@ class ReferenceSpeculator:
     def _draft(self, num_rows: int, num_draft_tokens: int) -> Tensor:
         if self._drafter is None or num_draft_tokens == 0:
             return torch.empty(num_rows, 0, dtype=torch.long, device=self._device)
-        return self._drafter.propose(num_rows, num_draft_tokens)
+        return self._drafter.propose(num_rows, num_draft_tokens).to(self._device)
 
     def _verify(self, drafts: Tensor) -> tuple[Tensor, Verdict]:
         """Target features [rows, k + 1, feature] over last token and drafts, and the verdict.
@@ -93,7 +94,7 @@ class ReferenceSpeculator:
         """
         rows = [self._rows.get(slot, _Row(0, 0)) for slot in range(len(drafts))]
         last = torch.tensor([[row.last_token] for row in rows], device=self._device)
-        tokens = torch.cat([last, drafts], dim=1)  # [rows, k + 1]
+        tokens = torch.cat([last, drafts.clamp(min=0)], dim=1)  # [rows, k + 1]
         hidden, features = self._target.hidden(tokens, [row.position for row in rows])
         return features, self._rule(drafts, self._target.logits(hidden))
 

@@ -1,0 +1,115 @@
+"""Chain drafting with a model that has a KV cache: each proposal is the input of the next.
+
+What was committed since the last proposal waits as "pending" and is run together with the next
+step's first proposal. Pending inputs replace the draft's guesses in its cache, so the cache always
+equals that of a draft that has seen the committed text alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Forward = Callable[[Tensor, Tensor, Sequence[int], int], Tensor]
+"""(tokens [rows, n], features [rows, n, feature], start position of each row, first slot)
+-> output features [rows, n, hidden]."""
+Logits = Callable[[Tensor], Tensor]
+"""hidden [..., hidden] -> logits [..., vocab]."""
+
+
+@dataclass
+class _Pending:
+    """Inputs that the draft cache does not hold yet."""
+
+    start: int
+    """Draft position of the first one."""
+    tokens: Tensor
+    """[n] ids"""
+    features: Tensor
+    """[n, feature]"""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def split(self, count: int) -> tuple[_Pending, _Pending]:
+        """The first `count` inputs and the rest."""
+        head = _Pending(self.start, self.tokens[:count], self.features[:count])
+        return head, _Pending(self.start + count, self.tokens[count:], self.features[count:])
+
+    def extended(self, tokens: Tensor, features: Tensor) -> _Pending:
+        return _Pending(
+            self.start, torch.cat([self.tokens, tokens]), torch.cat([self.features, features])
+        )
+
+
+class ChainDrafter:
+    """Drafts with a language model of its own (arXiv:2211.17192): token t sits at position t."""
+
+    def __init__(self, forward: Forward, logits: Logits) -> None:
+        self._forward, self._logits = forward, logits
+        self._pending: dict[int, _Pending] = {}
+
+    def begin(self, slot: int, tokens: Tensor, features: Tensor) -> None:
+        """See `Drafter.begin`; a language model needs no features."""
+        self._start(slot, tokens, features.new_zeros(len(tokens), 0))
+
+    def observe(self, slot: int, tokens: Tensor, features: Tensor) -> None:
+        """See `Drafter.observe`."""
+        self._pending[slot] = self._pending[slot].extended(tokens, features[:, :0])
+
+    def release(self, slot: int) -> None:
+        """See `Drafter.release`."""
+        self._pending.pop(slot, None)
+
+    def propose(self, num_rows: int, num_draft_tokens: int) -> Tensor:
+        """See `Drafter.propose`; chains are greedy and always whole."""
+        for slot, pending in self._pending.items():
+            if len(pending.tokens) > num_draft_tokens + 1:  # speculation was off for a while
+                self._pending[slot] = self._caught_up(slot, pending)
+        feature, ends = self._run_pending(num_rows)
+        proposals = [self._logits(feature).argmax(dim=-1)]  # each [rows, 1]
+        for depth in range(1, num_draft_tokens):
+            starts = [end + depth - 1 for end in ends]
+            feature = self._forward(proposals[-1], feature, starts, 0)
+            proposals.append(self._logits(feature).argmax(dim=-1))
+        return torch.cat(proposals, dim=1)
+
+    def _start(self, slot: int, tokens: Tensor, features: Tensor) -> None:
+        self._pending[slot] = self._caught_up(slot, _Pending(0, tokens, features))
+
+    def _caught_up(self, slot: int, pending: _Pending) -> _Pending:
+        """Run all inputs but the last, which the next proposal starts from."""
+        run, rest = pending.split(len(pending.tokens) - 1)
+        if len(run.tokens):
+            self._forward(run.tokens[None], run.features[None], [run.start], slot)
+        return rest
+
+    def _run_pending(self, num_rows: int) -> tuple[Tensor, list[int]]:
+        """Output of every row's last pending input [rows, 1, hidden], and where rows end.
+
+        Rows with fewer inputs are padded at the end; the padding lands on positions that later
+        passes overwrite before anything attends to them.
+        """
+        some = next(iter(self._pending.values()))
+        rows = [self._pending.get(slot) for slot in range(num_rows)]
+        lengths = [len(row.tokens) if row else 1 for row in rows]
+        width = max(lengths)
+        tokens = some.tokens.new_zeros(num_rows, width)
+        features = some.features.new_zeros(num_rows, width, some.features.shape[-1])
+        for index, row in enumerate(rows):
+            if row:
+                tokens[index, : lengths[index]] = row.tokens
+                features[index, : lengths[index]] = row.features
+        starts = [row.start if row else 0 for row in rows]
+        output = self._forward(tokens, features, starts, 0)  # [rows, width, hidden]
+        last = torch.tensor(lengths, device=output.device) - 1
+        feature = output[torch.arange(num_rows, device=output.device), last].unsqueeze(1)
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        for slot, row in enumerate(rows):
+            if row:
+                self._pending[slot] = row.split(len(row.tokens))[1]
+        return feature, ends
