@@ -3,7 +3,8 @@
     speculator = ScriptedSpeculator({(1, 2): (7, 8, 9, 2)}, accepted=[2, 0])
 
 The prompt 1, 2 is continued with 7, 8, 9, 2; the first step accepts two drafts, the second none,
-and so on in turn. After the reply's end the last token repeats.
+and so on in turn. After the reply's end the last token repeats. A prompt with the beginning of its
+reply is known too, continued as the same target would: 1, 2, 7 with 8, 9, 2.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class ScriptedSpeculator:
         """The reply's first token."""
         if not 0 <= slot < self._limits.batch_size or slot in self._running:
             raise ValueError(f"slot {slot} is not free")
-        sequence = _Sequence(self._replies[tuple(prompt_ids)], 0)
+        sequence = self._find(tuple(prompt_ids))
         self._running[slot] = sequence
         return PrefillResult(sequence.take(1)[0], None)
 
@@ -70,3 +71,10 @@ class ScriptedSpeculator:
     def release(self, slot: int) -> None:
         """Forget the slot's reply."""
         self._running.pop(slot, None)
+
+    def _find(self, prompt: tuple[int, ...]) -> _Sequence:
+        for length in range(len(prompt), 0, -1):
+            reply, begun = self._replies.get(prompt[:length]), prompt[length:]
+            if reply is not None and begun == reply[: len(begun)]:
+                return _Sequence(reply, len(begun))
+        raise ValueError(f"no reply is scripted for the prompt {prompt}")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from neuron_spec.cli.common import err, print_json, progress_bars
+from neuron_spec.errors import UserError
 
 
 @click.command(
@@ -54,12 +55,19 @@ def command(
     if prompts is not None:
         _many(session, prompts, options, as_json)
         return
-    text = sys.stdin.read() if prompt == "-" else str(prompt)
+    text = _standard_input() if prompt == "-" else str(prompt)
     message: Prompt = text if raw else [{"role": "user", "content": text}]
     if as_json:
         print_json(session.generate(message, **options).as_dict())
     else:
         _stream(session, message, options)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError("not UTF-8 text", where="standard input", found=error.reason) from None
 
 
 def _stream(session: Any, prompt: Any, options: dict[str, Any]) -> None:

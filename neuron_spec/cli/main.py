@@ -71,10 +71,18 @@ def main() -> None:
     except NeuronSpecError as error:
         click.echo(f"error: {error}", err=True)
         exit_code = error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        exit_code = 1
+    except OSError as error:  # as a full disk behind standard output, or the end of a pipe
+        exit_code = _give_up(error)
     sys.exit(exit_code if isinstance(exit_code, int) else 0)
+
+
+def _give_up(error: OSError) -> int:
+    """Say what the operating system refused; a reader who has left (`| head`) is told nothing."""
+    if not isinstance(error, BrokenPipeError):
+        click.echo(f"error: {error}", err=True)
+    # What standard output still holds would fail again when the interpreter ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _terminate(signal_number: int, frame: Any) -> None:

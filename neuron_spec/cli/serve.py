@@ -8,6 +8,8 @@ import click
 
 from neuron_spec.cli.common import say
 
+_DRAIN_LIMIT_S = 30  # what runs may finish after a signal, but not hold the server up for ever
+
 
 @click.command(
     "serve", epilog="Example: neuron-spec serve build/smollm2-135m-eagle.cpu/artifact --port 8000"
@@ -35,4 +37,6 @@ def command(
     opened = open_artifact(artifact)
     app = create_app(opened, model_name=model_name, speculate=not no_speculation)
     say(f"loading {opened.directory}; OpenAI base URL: http://{host}:{port}/v1")
-    uvicorn.run(app, host=host, port=port, log_level="info")
+    uvicorn.run(
+        app, host=host, port=port, log_level="info", timeout_graceful_shutdown=_DRAIN_LIMIT_S
+    )

@@ -20,7 +20,7 @@ from neuron_spec.cli.common import json_option, out, print_json, progress_bars, 
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option(
-    "--near-tie-margin", type=float,
+    "--near-tie-margin", type=click.FloatRange(min=0),
     help="Logit distance that rounding may reorder.  [default: by dtype]",
 )  # fmt: skip
 @json_option

@@ -103,8 +103,8 @@ class DecodeLoop:
             if running.output.reason is not None:  # nothing may be generated
                 yield self._finish_event(running, running.output.reason)
                 continue
+            self._slots[slot] = running  # before the prefill: if that fails, `close` frees the slot
             first = self._speculator.prefill(slot, running.request.prompt_ids)
-            self._slots[slot] = running
             running.first_token_at = time.perf_counter()
             yield from self._push(slot, [(first.token, "plain")])
 

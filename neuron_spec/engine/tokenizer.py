@@ -70,6 +70,7 @@ class ModelTokenizer:
             RequestError: a conversation and no chat template, or one that refuses it.
         """
         if isinstance(prompt, str):
+            _check_text(prompt, "prompt")
             with self._lock:
                 return tuple(self._tokenizer(prompt)["input_ids"])
         parts = list(prompt)
@@ -104,6 +105,8 @@ class ModelTokenizer:
                 field="messages",
                 mend="send a plain prompt, or add chat_template.jinja beside the target's weights",
             )
+        values = [value for turn in messages if isinstance(turn, dict) for value in turn.values()]
+        _check_text("".join(map(str, values)), "messages")
         try:
             with self._lock:
                 ids = self._tokenizer.apply_chat_template(
@@ -114,3 +117,11 @@ class ModelTokenizer:
                 f"the chat template refuses it: {error}", field="messages"
             ) from error
         return tuple(ids)
+
+
+def _check_text(text: str, field: str) -> None:
+    """Half a character (from a JSON escape or a terminal's bytes) is refused by every tokenizer."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError("not Unicode text", field=field, found=repr(error.object)) from None

@@ -1,7 +1,8 @@
 """Level 1: greedy output with speculation on and off, token by token.
 
-At the first divergence the target's own logits decide what it was. Two tokens that are closer than
-rounding can tell apart are a near-tie: numerics, not an error. Anything else is a defect.
+At the first divergence the target's own logits decide what it was. Two tokens that are both closer
+to the best one than rounding can tell apart are a near-tie: numerics, not an error. Anything else
+is a defect.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from neuron_spec.engine.session import Generation, Session
 from neuron_spec.engine.tokenizer import Prompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["near-tie", "defect"]
 
@@ -101,17 +105,17 @@ def find_divergence(
     if off is None or on is None:
         return Divergence(position, off, on, None, None, "defect")
     prefix = (*session.tokenizer.encode(prompt), *generations[0].token_ids[:position])
-    margin, top2_margin = _margins(session, prefix, off, on)
-    is_tie = margin is not None and abs(margin) <= near_tie_margin
-    return Divergence(position, off, on, margin, top2_margin, "near-tie" if is_tie else "defect")
+    logits = _next_logits(session, prefix)
+    if logits is None:
+        return Divergence(position, off, on, None, None, "defect")
+    best, second = logits.topk(2).values.tolist()
+    plain, other = float(logits[off]), float(logits[on])
+    # Both near the best: two poor tokens may be close to each other without any rounding.
+    kind: Kind = "near-tie" if best - min(plain, other) <= near_tie_margin else "defect"
+    return Divergence(position, off, on, plain - other, best - second, kind)
 
 
-def _margins(
-    session: Session, prefix: Sequence[int], plain_token: int, other_token: int
-) -> tuple[float | None, float | None]:
+def _next_logits(session: Session, prefix: Sequence[int]) -> Tensor | None:
     logits = session.speculator.prefill(0, prefix).logits
     session.speculator.release(0)
-    if logits is None:
-        return None, None
-    best, second = logits.topk(2).values.tolist()
-    return float(logits[plain_token] - logits[other_token]), best - second
+    return logits

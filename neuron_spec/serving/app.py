@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from neuron_spec.artifacts import Artifact
 from neuron_spec.engine.session import Session, open_session
 from neuron_spec.errors import NeuronSpecError, RequestError
-from neuron_spec.serving.streaming import Answer, Endpoint, chunks, whole
+from neuron_spec.serving.streaming import Answer, Endpoint, chunks, error_body, whole
 from neuron_spec.serving.wire import ChatRequest, CompletionRequest
 from neuron_spec.serving.worker import EngineWorker
 from neuron_spec.version import __version__
+
+_TYPE_NAME = re.compile(r"str|int|bool|(list|constrained-str|function-\w+)\[.*\]")
 
 
 class ServedModel:
@@ -28,7 +35,7 @@ class ServedModel:
 
     async def answer(
         self, request: CompletionRequest | ChatRequest, endpoint: Endpoint
-    ) -> dict[str, Any] | AsyncIterator[str]:
+    ) -> dict[str, Any] | AsyncGenerator[str, None]:
         """A whole response or a stream of chunks, as the request asks.
 
         Raises:
@@ -49,6 +56,18 @@ class ServedModel:
             )
             return chunks(answer, streams, include_usage=wants_usage)
         return await whole(answer, streams)
+
+
+class _EventStream(StreamingResponse):
+    """Closes its chunks when the client has left, not when garbage is collected."""
+
+    body_iterator: AsyncGenerator[str, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.body_iterator.aclose()
 
 
 def create_app(
@@ -86,27 +105,31 @@ def _app(load: Any) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(NeuronSpecError, _failed)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
     _add_routes(app)
     return app
 
 
 def _add_routes(app: FastAPI) -> None:
-    async def respond(request: CompletionRequest | ChatRequest, endpoint: Endpoint) -> Any:
+    async def respond(
+        http: Request, request: CompletionRequest | ChatRequest, endpoint: Endpoint
+    ) -> Any:
         model: ServedModel = app.state.model
-        result = await model.answer(request, endpoint)
-        if isinstance(result, dict):
-            return result
-        return StreamingResponse(result, media_type="text/event-stream")
+        result = await _while_connected(http, model.answer(request, endpoint))
+        if isinstance(result, AsyncGenerator):
+            return _EventStream(result, media_type="text/event-stream")
+        return result
 
     @app.post("/v1/completions")
-    async def completions(request: CompletionRequest) -> Any:
+    async def completions(http: Request, request: CompletionRequest) -> Any:
         """Continue a prompt."""
-        return await respond(request, "completion")
+        return await respond(http, request, "completion")
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(request: ChatRequest) -> Any:
+    async def chat_completions(http: Request, request: ChatRequest) -> Any:
         """Answer a conversation."""
-        return await respond(request, "chat")
+        return await respond(http, request, "chat")
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -123,25 +146,68 @@ def _add_routes(app: FastAPI) -> None:
         return JSONResponse(status, status_code=200 if is_alive else 503)
 
 
-def _error(status: int, message: str, param: str | None, kind: str) -> JSONResponse:
-    body = {"message": message, "type": kind, "param": param, "code": None}
-    return JSONResponse({"error": body}, status_code=status)
+async def _while_connected(http: Request, answer: Coroutine[Any, Any, Any]) -> Any:
+    """The answer; a client that hangs up before it cancels it, so that its slots are free again."""
+    answering = asyncio.create_task(answer)
+    listening = asyncio.create_task(_hang_up(http))
+    try:
+        await asyncio.wait({answering, listening}, return_when=asyncio.FIRST_COMPLETED)
+        return answering.result() if answering.done() else Response(status_code=499)
+    finally:
+        answering.cancel()
+        listening.cancel()
+
+
+async def _hang_up(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _bad_request(message: str, param: str | None, *, status: int = 400) -> JSONResponse:
+    body = error_body(_printable(message), kind="invalid_request_error", param=param)
+    return JSONResponse(body, status_code=status)
+
+
+def _printable(message: str) -> str:
+    """What a client sent may hold lone surrogates, which no response can carry."""
+    return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     faults = error.errors() if isinstance(error, RequestValidationError) else []
-    fields = [".".join(str(part) for part in fault["loc"][1:]) for fault in faults]
+    if any(fault["type"] == "json_invalid" for fault in faults):
+        return _bad_request(f"the body is not JSON: {faults[0]['ctx']['error']}", None)
+    fields = [_field(fault["loc"]) for fault in faults]
     message = "; ".join(
         f"{field or 'body'}: {fault['msg']}" for field, fault in zip(fields, faults, strict=True)
     )
-    return _error(400, message, fields[0] if fields else None, "invalid_request_error")
+    return _bad_request(message, next(iter(fields), None))
+
+
+def _field(location: Sequence[int | str]) -> str | None:
+    """Dotted name of a field, up to where pydantic goes on with a type's name."""
+    parts = takewhile(lambda part: not _TYPE_NAME.fullmatch(part), map(str, location[1:]))
+    return ".".join(parts) or None
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     field = error.field if isinstance(error, RequestError) else None
-    status = 404 if field == "model" else 400
-    return _error(status, str(error), field, "invalid_request_error")
+    if field == "prompt" and request.url.path.endswith("/chat/completions"):
+        field = "messages"  # the engine knows prompts only
+    return _bad_request(str(error), field, status=404 if field == "model" else 400)
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
-    return _error(500, str(error), None, "server_error")
+    return JSONResponse(error_body(str(error), kind="server_error"), status_code=500)
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    body = error_body("internal error; the server's log has more", kind="server_error")
+    return JSONResponse(body, status_code=500)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    status, detail = (
+        (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
+    )
+    return _bad_request(f"{request.method} {request.url.path}: {detail}", None, status=status)

@@ -6,13 +6,14 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from neuron_spec.engine.events import Event, FinishEvent, TokenEvent
 
 Endpoint = Literal["completion", "chat"]
+EventStream = AsyncGenerator[Event, None]
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
@@ -51,7 +52,7 @@ class Answer:
         }
 
 
-async def whole(answer: Answer, streams: list[AsyncIterator[Event]]) -> dict[str, Any]:
+async def whole(answer: Answer, streams: list[EventStream]) -> dict[str, Any]:
     """The response in one piece; one choice a stream."""
     choices = await asyncio.gather(
         *(_whole_choice(answer, index, stream) for index, stream in enumerate(streams))
@@ -59,7 +60,7 @@ async def whole(answer: Answer, streams: list[AsyncIterator[Event]]) -> dict[str
     return {**answer.head(is_chunk=False), "choices": list(choices), "usage": answer.usage()}
 
 
-async def _whole_choice(answer: Answer, index: int, stream: AsyncIterator[Event]) -> dict[str, Any]:
+async def _whole_choice(answer: Answer, index: int, stream: EventStream) -> dict[str, Any]:
     texts, reason = [], "stop"
     async for event in stream:
         texts.append(event.text)
@@ -77,28 +78,34 @@ async def _whole_choice(answer: Answer, index: int, stream: AsyncIterator[Event]
 
 
 async def chunks(
-    answer: Answer, streams: list[AsyncIterator[Event]], *, include_usage: bool
-) -> AsyncIterator[str]:
+    answer: Answer, streams: list[EventStream], *, include_usage: bool
+) -> AsyncGenerator[str, None]:
     """The response as server-sent events, `[DONE]` last; a failure is an `error` event."""
     try:
         for index, stream in enumerate(streams):
             if answer.endpoint == "chat":
                 yield _event(answer, index, {"role": "assistant", "content": ""}, None)
             async for event in stream:
-                if isinstance(event, TokenEvent):
-                    answer.num_output_tokens += 1
-                reason = _FINISH_REASONS[event.reason] if isinstance(event, FinishEvent) else None
                 if event.text:
                     yield _event(answer, index, {"content": event.text}, None)
-                if reason is not None:
-                    yield _event(answer, index, {}, reason)
+                if isinstance(event, TokenEvent):
+                    answer.num_output_tokens += 1
+                else:
+                    yield _event(answer, index, {}, _FINISH_REASONS[event.reason])
         if include_usage:
             tail = {**answer.head(is_chunk=True), "choices": [], "usage": answer.usage()}
             yield f"data: {json.dumps(tail)}\n\n"
         yield "data: [DONE]\n\n"
     except Exception as error:  # headers are sent: the stream itself has to say what happened
-        body = {"error": {"message": str(error), "type": "server_error", "param": None}}
-        yield f"data: {json.dumps(body)}\n\n"
+        yield f"data: {json.dumps(error_body(str(error), kind='server_error'))}\n\n"
+    finally:  # a client that left: its requests are cancelled now
+        for stream in streams:
+            await stream.aclose()
+
+
+def error_body(message: str, *, kind: str, param: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 def _event(answer: Answer, index: int, delta: dict[str, str], reason: str | None) -> str:

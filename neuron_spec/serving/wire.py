@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from neuron_spec.engine.tokenizer import Prompt
 from neuron_spec.errors import RequestError
@@ -79,7 +79,8 @@ class CommonRequest(WireModel):
 class CompletionRequest(CommonRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    # Strict, or ["3", 4] would be taken for token ids.
+    prompt: str | list[StrictInt] | list[str] | list[list[StrictInt]]
     max_tokens: int | None = Field(16, ge=0)
     echo: bool | None = None
     best_of: int | None = None

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from neuron_spec.engine.events import Event, FinishEvent
+from neuron_spec.engine.events import Event, FinishEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.errors import BackendError
@@ -20,11 +20,13 @@ logger = logging.getLogger(__name__)
 Deliver = Callable[[Event | BaseException], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Submission:
+    """A request on its way; `request_id` belongs to the engine's thread."""
+
     request: Request
     deliver: Deliver
-    accepted: Future[int]
+    request_id: int | None = None
 
 
 class EngineWorker:
@@ -53,63 +55,71 @@ class EngineWorker:
         """Whether requests are served."""
         return self._thread.is_alive()
 
-    async def events(self, request: Request) -> AsyncIterator[Event]:
+    async def events(self, request: Request) -> AsyncGenerator[Event, None]:
         """The events of one request; leaving early cancels it.
 
         Raises:
             RequestError: the request can never run on this artifact.
-            BackendError: the backend failed while it ran.
+            BackendError: the backend failed while it ran, or the server is stopping.
         """
+        if not self.is_alive:
+            raise BackendError("the engine has stopped")
         events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         here = asyncio.get_running_loop()
 
         def deliver(event: Event | BaseException) -> None:
-            here.call_soon_threadsafe(events.put_nowait, event)
+            with suppress(RuntimeError):  # the caller's event loop has ended: nobody listens
+                here.call_soon_threadsafe(events.put_nowait, event)
 
-        accepted: Future[int] = Future()
-        self._inbox.put(lambda: self._submit(_Submission(request, deliver, accepted)))
-        request_id = await asyncio.wrap_future(accepted)
+        submission = _Submission(request, deliver)
+        self._inbox.put(lambda: self._submit(submission))
         is_finished = False
         try:
             while not is_finished:
                 event = await events.get()
+                is_finished = not isinstance(event, TokenEvent)
                 if isinstance(event, BaseException):
-                    is_finished = True
                     raise event
-                is_finished = isinstance(event, FinishEvent)
                 yield event
         finally:
+            # The inbox keeps order: a caller who leaves at once is cancelled after being taken in.
             if not is_finished:
-                self._inbox.put(lambda: self._cancel(request_id))
+                self._inbox.put(lambda: self._cancel(submission))
 
     def _submit(self, submission: _Submission) -> None:
         try:
-            request_id = self._loop.submit(submission.request)
+            submission.request_id = self._loop.submit(submission.request)
         except Exception as error:
-            submission.accepted.set_exception(error)
-            return
-        self._listeners[request_id] = submission.deliver
-        submission.accepted.set_result(request_id)
+            submission.deliver(error)
+        else:
+            self._listeners[submission.request_id] = submission.deliver
 
-    def _cancel(self, request_id: int) -> None:
-        self._listeners.pop(request_id, None)
-        self._loop.cancel(request_id)
+    def _cancel(self, submission: _Submission) -> None:
+        if submission.request_id is not None:
+            self._listeners.pop(submission.request_id, None)
+            self._loop.cancel(submission.request_id)
 
     def _run(self) -> None:
-        while True:
-            # Wait only when there is nothing to decode.
-            while self._loop.is_idle or not self._inbox.empty():
-                task = self._inbox.get()
-                if task is None:
-                    self._fail_all(BackendError("the server is shutting down"))
-                    return
-                task()
+        is_running = True
+        while is_running:
             try:
-                for event in self._loop.advance():
-                    self._dispatch(event)
+                is_running = self._take_in()
+                if is_running:
+                    for event in self._loop.advance():
+                        self._dispatch(event)
             except Exception as error:
                 logger.exception("the backend failed; running requests are answered with an error")
-                self._fail_all(error)
+                self._fail_all(f"the backend failed: {error}")
+        self._fail_all("the server is shutting down")
+
+    def _take_in(self) -> bool:
+        """Do what the inbox holds; wait only when there is nothing to decode. False: stop."""
+        while self._loop.is_idle or not self._inbox.empty():
+            task = self._inbox.get()
+            if task is None:
+                return False
+            task()
+        return True
 
     def _dispatch(self, event: Event) -> None:
         listener = self._listeners.get(event.request_id)
@@ -118,8 +128,8 @@ class EngineWorker:
         if isinstance(event, FinishEvent):
             self._listeners.pop(event.request_id, None)
 
-    def _fail_all(self, error: Exception) -> None:
-        self._loop.close()
+    def _fail_all(self, reason: str) -> None:
         for listener in self._listeners.values():
-            listener(error)
+            listener(BackendError(reason))  # one each: a raised error keeps its raiser's traceback
         self._listeners.clear()
+        self._loop.close()
