@@ -13,6 +13,7 @@ from neuron_spec.cli.common import json_option, out, print_json, progress_bars, 
 
 @click.command(
     "bench",
+    short_help="Measure speculation on against off, in turn, in one run.",
     epilog="Example: neuron-spec bench build/my-spec/artifact --prompts prompts.jsonl",
 )
 @click.argument("artifact", type=click.Path(path_type=Path))

@@ -13,7 +13,11 @@ from neuron_spec.cli.common import json_option, out, print_json, spec_argument
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
-@click.command("check", epilog="Example: neuron-spec check compile/smollm2-135m-eagle.cpu.toml")
+@click.command(
+    "check",
+    short_help="Find every error before compiling; say what the rule guarantees.",
+    epilog="Example: neuron-spec check compile/smollm2-135m-eagle.cpu.toml",
+)
 @spec_argument
 @json_option
 @click.pass_context

@@ -10,7 +10,11 @@ from neuron_spec.backends import BACKENDS
 from neuron_spec.cli.common import json_option, print_json, progress_bars, say, spec_argument
 
 
-@click.command("compile", epilog="Example: neuron-spec compile compile/smollm2-135m-eagle.cpu.toml")
+@click.command(
+    "compile",
+    short_help="Build the artifact of a spec.",
+    epilog="Example: neuron-spec compile compile/smollm2-135m-eagle.cpu.toml",
+)
 @spec_argument
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path),

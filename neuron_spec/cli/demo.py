@@ -14,7 +14,11 @@ from neuron_spec.cli.common import out, progress_bars, say
 _SPEC = Path("compile/smollm2-135m-eagle.cpu.toml")
 
 
-@click.command("demo", epilog="Example: neuron-spec demo -n 64")
+@click.command(
+    "demo",
+    short_help="Walk the whole path on a real model.",
+    epilog="Example: neuron-spec demo -n 64",
+)
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--spec", "spec_path", type=click.Path(path_type=Path), help="Another build spec.")
 def command(max_new_tokens: int, spec_path: Path | None) -> None:

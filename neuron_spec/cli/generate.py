@@ -15,6 +15,7 @@ from neuron_spec.errors import UserError
 
 @click.command(
     "generate",
+    short_help="Continue a prompt, or many from a JSONL file.",
     epilog='Example: neuron-spec generate build/my-spec/artifact "Name three rivers."',
 )
 @click.argument("artifact", type=click.Path(path_type=Path))

@@ -11,7 +11,9 @@ from neuron_spec.cli.common import json_option, out, print_json, progress_bars
 
 
 @click.command(
-    "inspect", epilog="Example: neuron-spec inspect checkpoints/smollm2-135m-instruct-eagle"
+    "inspect",
+    short_help="Say what a checkpoint or an artifact is.",
+    epilog="Example: neuron-spec inspect checkpoints/smollm2-135m-instruct-eagle",
 )
 @click.argument("model")
 @json_option

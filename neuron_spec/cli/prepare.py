@@ -9,7 +9,11 @@ import click
 from neuron_spec.cli.common import json_option, print_json, progress_bars, say, spec_argument
 
 
-@click.command("prepare", epilog="Example: neuron-spec prepare compile/smollm2-135m-eagle.cpu.toml")
+@click.command(
+    "prepare",
+    short_help="Complete a published draft for its target.",
+    epilog="Example: neuron-spec prepare compile/smollm2-135m-eagle.cpu.toml",
+)
 @spec_argument
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path),

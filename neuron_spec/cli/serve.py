@@ -12,7 +12,9 @@ _DRAIN_LIMIT_S = 30  # what runs may finish after a signal, but not hold the ser
 
 
 @click.command(
-    "serve", epilog="Example: neuron-spec serve build/smollm2-135m-eagle.cpu/artifact --port 8000"
+    "serve",
+    short_help="Serve an artifact over OpenAI's protocol.",
+    epilog="Example: neuron-spec serve build/smollm2-135m-eagle.cpu/artifact --port 8000",
 )
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")

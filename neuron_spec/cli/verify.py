@@ -12,6 +12,7 @@ from neuron_spec.cli.common import json_option, out, print_json, progress_bars, 
 
 @click.command(
     "verify",
+    short_help="Compare greedy output with speculation on and off.",
     epilog="Example: neuron-spec verify build/my-spec/artifact --prompts prompts.jsonl",
 )
 @click.argument("artifact", type=click.Path(path_type=Path))
