@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Tiny models gain nothing from threads, and lose much where other programs use the cores. Set before
+# Tiny models gain nothing from threads and lose much where other programs use the cores. Set before
 # torch is imported, and inherited by the programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # so that `import tiny` works

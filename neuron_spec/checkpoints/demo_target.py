@@ -11,17 +11,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuron_spec.checkpoints.writer import ComputedTensor, write_safetensors
 from neuron_spec.errors import CheckpointError, DependencyError
-from neuron_spec.files import Progress, fsync_path, new_directory, no_progress, sha256
+from neuron_spec.files import Progress, new_directory, no_progress, sha256
 from neuron_spec.version import __version__
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
 SCHEME = "demo:"
 NAME = "smollm2-135m-instruct"
@@ -142,52 +144,32 @@ def _generation_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _write_weights(path: Path, reader: Any, config: dict[str, Any], progress: Progress) -> None:
     """Stream the dequantised tensors; one is in memory at a time."""
-    tensors = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
-    shapes = {name: [int(n) for n in reversed(t.shape)] for name, t in tensors.items()}
-    header, total = _header(shapes)
-    done = 0
-    with path.open("wb") as file:
-        file.write(header)
-        for name, tensor in tensors.items():
-            values = _dequantised(tensor, name, shapes[name], config)
-            file.write(values.tobytes())
-            done += values.nbytes
-            progress("convert demo target", done, total)
-    fsync_path(path)
+    outputs = [
+        ComputedTensor(
+            name=_hf_name(tensor.name),
+            shape=tuple(int(size) for size in reversed(tensor.shape)),
+            dtype="F32",
+            values=partial(_dequantised, tensor, config),
+            how=f"dequantised from {tensor.tensor_type.name}",
+        )
+        for tensor in reader.tensors
+    ]
+    write_safetensors(path, outputs, progress)
 
 
-def _header(shapes: dict[str, list[int]]) -> tuple[bytes, int]:
-    """safetensors header for float32 tensors in the given order, and the bytes of their values."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for name, shape in shapes.items():
-        end = begin + 4 * _num_items(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, begin
-
-
-def _num_items(shape: list[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
-
-
-def _dequantised(
-    tensor: Any, name: str, shape: list[int], config: dict[str, Any]
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _dequantised(tensor: Any, config: dict[str, Any]) -> Iterator[Tensor]:
     import numpy as np
+    import torch
     from gguf.quants import dequantize
 
+    shape = [int(size) for size in reversed(tensor.shape)]
     values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32).reshape(shape)
+    name = _hf_name(tensor.name)
     if name.endswith("q_proj.weight"):
-        return _unpermute(values, config["num_attention_heads"])
-    if name.endswith("k_proj.weight"):
-        return _unpermute(values, config["num_key_value_heads"])
-    return np.ascontiguousarray(values)
+        values = _unpermute(values, config["num_attention_heads"])
+    elif name.endswith("k_proj.weight"):
+        values = _unpermute(values, config["num_key_value_heads"])
+    yield torch.from_numpy(np.ascontiguousarray(values))
 
 
 def _unpermute(
