@@ -32,4 +32,15 @@ def check_shapes(spec: BuildSpec, target: Identity | None) -> list[Finding]:
                 "neuron_spec.engine.request",
             )
         )
+    if spec.neuron is not None:
+        findings.append(
+            Finding(
+                "neuron-section-unused",
+                "info",
+                "this version compiles for the reference backend only; [neuron] is read and kept "
+                "in the manifest, but not used",
+                "nothing to do",
+                "neuron_spec.backends",
+            )
+        )
     return findings

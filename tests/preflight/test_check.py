@@ -18,6 +18,7 @@ from neuron_spec.errors import CheckpointError, PreflightError
 from neuron_spec.preflight import Finding, check, raise_on_errors
 from neuron_spec.preflight.check import locate
 from neuron_spec.spec import BuildSpec, load_spec
+from neuron_spec.spec.schema import NeuronSpec
 
 
 def change_config(directory: Path, **changes: Any) -> None:
@@ -83,6 +84,16 @@ def test_lengths_beyond_the_context(
     assert codes(findings) == (["length-beyond-context"] if is_refused else [])
     if is_refused:
         assert "at most 252" in findings[0].remedy
+
+
+def test_a_neuron_section_is_said_to_be_unused(
+    spec: BuildSpec, prepared: PreparedCheckpoint
+) -> None:
+    neuron = NeuronSpec(instance="trn2.48xlarge", tp_degree=4)
+    finding = only(
+        check(spec.model_copy(update={"neuron": neuron}), prepared), "neuron-section-unused"
+    )
+    assert finding.severity == "info"
 
 
 def test_no_room_for_output_is_a_warning(spec: BuildSpec, prepared: PreparedCheckpoint) -> None:
