@@ -62,7 +62,9 @@ def by_transformers(folder: Path) -> list[tuple[int, ...]]:
         if isinstance(prompt, str):
             ids = tokenizer(prompt)["input_ids"]
         elif isinstance(prompt[0], dict):
-            ids = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True)
+            ids = tokenizer.apply_chat_template(
+                list(prompt), add_generation_prompt=True, return_dict=False
+            )
         else:
             ids = list(prompt)
         tokens = torch.tensor([ids])
