@@ -15,9 +15,7 @@ def transformers_generate(directory: Path, *, dtype: str, device: str) -> Peer:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        str(directory), torch_dtype=getattr(torch, dtype)
-    )
+    model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=getattr(torch, dtype))
     model = model.to(device).eval()
 
     def generate(prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:

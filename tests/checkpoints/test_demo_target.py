@@ -83,7 +83,8 @@ def test_the_config_and_the_weights_fit_each_other(directory: Path) -> None:
 
 def test_the_rotary_halves_are_put_apart(directory: Path) -> None:
     """GGUF interleaves them: row 2 i + h of a head there is row i + h * 32 here."""
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     name, ours = "blk.3.attn_k.weight", "model.layers.3.self_attn.k_proj.weight"
     reader = gguf.GGUFReader(demo_target._find_gguf())
     stored = next(tensor for tensor in reader.tensors if tensor.name == name)

@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--humaneval", type=Path, default=Path("humaneval-questions.jsonl"))
     parser.add_argument("--dialogs", type=Path, default=Path("smollm2-self-dialogs.jsonl"))
     parser.add_argument(
-        "--library",
+        "--stdlib",
         type=Path,
         default=Path(sysconfig.get_path("stdlib")),
         help="folder of the Python standard library's sources",
@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--functions", type=int, default=1800)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    need(parser, args.target, args.spec_bench, args.humaneval, args.dialogs, args.library)
+    need(parser, args.target, args.spec_bench, args.humaneval, args.dialogs, args.stdlib)
     make = PromptMaker(args.seed)
     training, held = evaluation_split(read_jsonl(args.spec_bench))
     rows = [
@@ -306,7 +306,7 @@ def main() -> None:
         *passages_of_spec_bench(make, training),
         *from_dialogs(make, read_jsonl(args.dialogs)),
         *blank_and_general(make, args.blank, args.per_opening),
-        *from_library(make, args.library, args.functions),
+        *from_library(make, args.stdlib, args.functions),
     ]
     evaluation = [row["turns"][0] for row in held + read_jsonl(args.humaneval)]
     rows = keep_clean(rows, evaluation, load_tokenizer(args.target))
