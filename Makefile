@@ -1,10 +1,11 @@
 # make demo   the whole path on a real model: inspect, prepare, check, compile, generate on and off
-#             (METHOD=ngram for prompt lookup instead of the EAGLE head)
-# make test   the tests
+#             (METHOD=eagle3, medusa, model or ngram instead of the EAGLE head)
+# make test   the tests (make test-slow: those that kill and race for minutes)
 # make check  lint, types, import contract, README against the program
-# make bench  speculation on against off, and against transformers, in one run
+# make bench  speculation on against off, and against transformers, in one run; then bench-prepare
+# make bench-prepare  `prepare` against cp and against load and save: time and peak memory, 4.5 GB
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-slow check bench bench-prepare clean
 
 BIN := .venv/bin
 
@@ -19,6 +20,10 @@ test:
 	@.ci/setup dev
 	@$(BIN)/python -m pytest
 
+test-slow:
+	@.ci/setup dev
+	@$(BIN)/python -m pytest -m slow
+
 check:
 	@.ci/setup dev
 	$(BIN)/ruff check .
@@ -32,6 +37,11 @@ bench:
 	@$(BIN)/neuron-spec prepare $(SPEC)
 	@$(BIN)/neuron-spec compile $(SPEC)
 	@$(BIN)/neuron-spec bench build/smollm2-135m-$(METHOD).cpu/artifact --peer transformers
+	@$(BIN)/python tests/benchmarks/prepare.py
+
+bench-prepare:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/prepare.py
 
 clean:
 	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -19,10 +19,10 @@ from neuron_spec.artifacts import (
 from neuron_spec.artifacts.manifest import FORMAT_VERSION, ClaimRecord, FileEntry
 from neuron_spec.artifacts.store import MANIFEST
 from neuron_spec.backends import get_backend
-from neuron_spec.checkpoints.identify import identify
+from neuron_spec.checkpoints.identify import Identity, identify, identify_target
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint
 from neuron_spec.errors import ArtifactError
-from neuron_spec.files import FileRecord, Progress, new_directory, no_progress
+from neuron_spec.files import FileRecord, Progress, clear_leftovers, new_directory, no_progress
 from neuron_spec.preflight import check, raise_on_errors
 from neuron_spec.preflight.check import locate
 from neuron_spec.spec.guarantees import NUMERICS, claims_of
@@ -73,6 +73,7 @@ def compile_model(
     raise_on_errors(check(spec, prepared))
     inputs = _gather(spec, prepared, engine.name, engine.libraries(), progress)
     destination = Path(output) if output is not None else spec.build_directory / "artifact"
+    clear_leftovers(destination)
     if not force and (earlier := _unchanged(destination, inputs.fingerprint)):
         return earlier
     with new_directory(destination, MANIFEST) as folder:
@@ -89,15 +90,17 @@ def _gather(
     progress: Progress,
 ) -> _Inputs:
     sections = spec.model_dump(mode="json")
-    models = {"target": _model_record(spec.target.model, prepared.target, progress)}
+    target = identify_target(prepared.target)
+    models = {"target": _model_record(spec.target.model, target, progress)}
     if prepared.draft is not None:
-        models["draft"] = _model_record(str(spec.draft.model), prepared.draft, progress)
+        draft = identify(prepared.draft)
+        models["draft"] = _model_record(str(spec.draft.model), draft, progress)
     fingerprint = fingerprint_of(backend, sections, models, libraries)
     return _Inputs(sections, models, libraries, fingerprint)
 
 
-def _model_record(source: str, directory: Path, progress: Progress) -> ModelRecord:
-    weights = identify(directory).files.files
+def _model_record(source: str, model: Identity, progress: Progress) -> ModelRecord:
+    directory, weights = model.directory, model.files.files
     others = [directory / name for name in _OTHER_MODEL_FILES if (directory / name).is_file()]
     return ModelRecord(
         source=source,

@@ -50,7 +50,7 @@ class UserError(NeuronSpecError):
         head = f"{self.where}: {self.problem}" if self.where is not None else self.problem
         details = (("found", self.found), ("expected", self.expected), ("mend", self.mend))
         lines = [f"  {name}: {value}" for name, value in details if value is not None]
-        return "\n".join([head, *lines])
+        return readable("\n".join([head, *lines]))
 
 
 class SpecError(UserError):
@@ -90,7 +90,7 @@ class PreflightError(UserError):
         lines = [
             f"{finding.code}: {finding.message}\n  mend: {finding.remedy}" for finding in errors
         ]
-        super().__init__("\n".join([f"preflight found {len(errors)} error(s)", *lines]))
+        super().__init__(readable("\n".join([f"preflight found {len(errors)} error(s)", *lines])))
 
 
 class BackendError(NeuronSpecError):
@@ -120,6 +120,26 @@ def storage_errors(path: Path) -> Iterator[None]:
         if mend is None:
             raise
         raise StorageError(f"cannot write: {error.strerror}", where=path, mend=mend) from error
+
+
+def shown(value: object, max_chars: int = 100) -> str:
+    """A value out of somebody's file, as a message can quote it: escaped, and cut."""
+    text = repr(value)
+    return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
+
+
+def readable(text: str) -> str:
+    """Text without what a terminal would obey: control characters are spelt out, lines stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character == "\n" else _escaped(character)
+        for character in text
+    )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from neuron_spec import files
 from neuron_spec.errors import StorageError, UserError
-from neuron_spec.files import FileRecord, new_directory, sha256, write_text
+from neuron_spec.files import FileRecord, clear_leftovers, new_directory, sha256, write_text
 
 MARK = "prepared.json"
 EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -54,6 +57,18 @@ def test_new_directory_replaces_an_earlier_one_completely(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_everything_is_on_the_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(files, "fsync_path", lambda path: flushed.append(path.name))
+    swap = files._swap
+    monkeypatch.setattr(files, "_swap", lambda *paths: (flushed.append("swap"), swap(*paths)))
+    with new_directory(tmp_path / "out", MARK) as folder:
+        write_folder(folder / "sub", "new")
+    assert flushed == ["sub", "data", MARK, folder.name, "swap", tmp_path.name]
+
+
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt(), SystemExit(143)])
 @pytest.mark.parametrize("has_earlier", [True, False])
 def test_a_failure_leaves_what_was_there(
@@ -88,6 +103,23 @@ def test_other_operating_system_errors_are_not_renamed(tmp_path: Path) -> None:
     assert not isinstance(caught.value, StorageError)
 
 
+@pytest.fixture
+def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that cannot exchange two names in one step."""
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+
+
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system that locks no folders."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("without_exchange")
 @pytest.mark.parametrize("failing_rename", [1, 2])
 def test_a_failed_swap_puts_the_earlier_folder_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_rename: int
@@ -110,15 +142,94 @@ def test_a_failed_swap_puts_the_earlier_folder_back(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_leftovers_of_dead_processes_are_cleared(tmp_path: Path, dead_process_id: int) -> None:
+@pytest.mark.usefixtures("without_exchange")
+def test_without_an_exchange_the_earlier_folder_is_replaced_in_two_steps(tmp_path: Path) -> None:
     out = write_folder(tmp_path / "out", "old")
-    for kind in ("partial", "previous"):
-        write_folder(tmp_path / f".out.{kind}-{dead_process_id}", kind)
-    running = write_folder(tmp_path / f".out.partial-{os.getppid()}", "running")
-    other = write_folder(tmp_path / f".other.partial-{dead_process_id}", "other")
+    (out / "stale").write_text("x")
     with new_directory(out, MARK) as folder:
         write_folder(folder, "new")
-    assert {path.name for path in tmp_path.iterdir()} == {"out", running.name, other.name}
+    assert content_of(out) == {MARK: "{}", "data": "new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_reader_always_finds_a_whole_folder(tmp_path: Path) -> None:
+    """Or it is shown that this file system cannot exchange two names, and the test says so."""
+    out, is_done, missed = write_folder(tmp_path / "out", "old"), threading.Event(), []
+    if not files._exchange(write_folder(tmp_path / "a", "a"), write_folder(tmp_path / "b", "b")):
+        pytest.skip("no exchange of names on this file system")
+
+    def read() -> None:
+        while not is_done.is_set():
+            missed.extend([path for path in (out, out / MARK, out / "data") if not path.exists()])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(100):
+        with new_directory(out, MARK) as folder:
+            write_folder(folder, str(number))
+    is_done.set()
+    reader.join()
+    assert missed == []
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_what_is_still_being_written_is_left_alone(
+    tmp_path: Path, has_locks: bool, request: pytest.FixtureRequest
+) -> None:
+    if not has_locks:
+        request.getfixturevalue("without_locks")
+    out = tmp_path / "out"
+    with new_directory(out, MARK) as first:
+        write_folder(first, "first")
+        with new_directory(out, MARK) as second:
+            write_folder(second, "second")
+        assert content_of(out)["data"] == "second"
+        assert content_of(first)["data"] == "first"
+    assert content_of(out)["data"] == "first", "the last to end stays"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_threads_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def write(number: int) -> None:
+        with new_directory(out, MARK) as folder:
+            write_folder(folder, str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(64)))
+    assert content_of(out)["data"] in {str(number) for number in range(64)}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_leftovers_of_dead_processes_are_cleared(
+    tmp_path: Path, dead_process_id: int, has_locks: bool, request: pytest.FixtureRequest
+) -> None:
+    if not has_locks:
+        request.getfixturevalue("without_locks")
+    out = write_folder(tmp_path / "out", "old")
+    for kind in ("partial", "previous"):
+        write_folder(tmp_path / f".out.{kind}-{dead_process_id}-01ab", kind)
+    other = write_folder(tmp_path / f".other.partial-{dead_process_id}-01ab", "other")
+    with new_directory(out, MARK) as folder:
+        write_folder(folder, "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", other.name}
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_without_locks_the_process_id_decides(tmp_path: Path) -> None:
+    running = write_folder(tmp_path / f".out.partial-{os.getppid()}-01ab", "running")
+    with new_directory(tmp_path / "out", MARK) as folder:
+        write_folder(folder, "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", running.name}
+
+
+def test_a_process_id_that_is_now_anothers_keeps_no_leftover(tmp_path: Path) -> None:
+    write_folder(tmp_path / f".out.partial-{os.getppid()}-01ab", "half")
+    with new_directory(tmp_path / "out", MARK) as folder:
+        write_folder(folder, "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_leftover_of_this_process_is_not_in_the_way(tmp_path: Path) -> None:
@@ -136,6 +247,18 @@ def test_a_folder_moved_aside_by_a_killed_process_is_restored(
     with pytest.raises(ValueError, match="fails"), new_directory(tmp_path / "out", MARK):
         raise ValueError("fails")
     assert content_of(tmp_path / "out")["data"] == "old"
+
+
+def test_leftovers_are_cleared_where_nothing_has_to_be_written(
+    tmp_path: Path, dead_process_id: int
+) -> None:
+    out = tmp_path / "out"
+    write_folder(tmp_path / f".out.previous-{dead_process_id}-01ab", "old")
+    write_folder(tmp_path / f".out.partial-{dead_process_id}-01ab", "half")
+    clear_leftovers(out)
+    assert content_of(out)["data"] == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    clear_leftovers(tmp_path / "nothing" / "here")
 
 
 def test_a_process_of_another_user_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:

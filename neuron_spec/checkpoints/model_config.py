@@ -11,15 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neuron_spec.checkpoints.tensors import read_json
-from neuron_spec.errors import CheckpointError
+from neuron_spec.checkpoints.json_files import read_json
+from neuron_spec.errors import CheckpointError, shown
 
+# Llama-like model types whose LM head transformers ties where the file is silent; llama, mistral,
+# qwen2 and qwen3 are not among them.
+TIED_BY_DEFAULT = ("cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "smollm3")
 DEFAULT_ROPE_THETA = 10000.0  # what Hugging Face's Llama uses where the file is silent
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The fields that decide shapes and arithmetic of a decoder-only transformer."""
+    """The fields that decide shapes and arithmetic of a decoder-only transformer.
+
+    Heads without a transformer of their own (Medusa, Hydra) have 0 attention heads and 0 layers;
+    their hidden size and vocabulary are those of their tensors (see `heads_config`).
+    """
 
     model_type: str
     hidden_size: int
@@ -42,6 +49,12 @@ class ModelConfig:
     raw: Mapping[str, Any]
     """The whole of config.json."""
 
+    @property
+    def rope_kind(self) -> str:
+        """How rotary positions are scaled; `default` where they are not."""
+        scaling = self.rope_scaling or {}
+        return str(scaling.get("rope_type") or scaling.get("type") or "default")
+
 
 def read_config(directory: Path) -> ModelConfig:
     """Parse `config.json` (and the end-of-sequence ids of `generation_config.json`).
@@ -49,11 +62,53 @@ def read_config(directory: Path) -> ModelConfig:
     Raises:
         CheckpointError: missing file, missing or misshapen fields (all named at once).
     """
-    path = directory / "config.json"
+    return parse_config(read_raw_config(directory), directory)
+
+
+def read_raw_config(directory: Path) -> dict[str, Any]:
+    """`config.json` as a table; the nested speculators form flattened.
+
+    Raises:
+        CheckpointError: no directory, no file, not a JSON object, an unknown nested model type.
+    """
     if not directory.is_dir():
         raise CheckpointError("no such directory", where=directory)
-    raw = _flattened(read_json(path), path)
+    path = directory / "config.json"
+    return _flattened(read_json(path), path)
+
+
+def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
+    """A decoder's config out of a raw one; see `read_config`."""
+    path = directory / "config.json"
     return _parse(raw, path, eos_token_ids=_eos_token_ids(raw, directory))
+
+
+def heads_config(
+    raw: dict[str, Any], model_type: str, *, hidden_size: int, vocab_size: int
+) -> ModelConfig:
+    """The config of heads that are no transformer: sizes come from the tensors, since published
+    configs do not hold them; 0 stands for what such heads do not have."""
+    return ModelConfig(
+        model_type=model_type,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        intermediate_size=0,
+        num_hidden_layers=0,
+        num_attention_heads=0,
+        num_key_value_heads=0,
+        head_dim=0,
+        rms_norm_eps=0.0,
+        rope_theta=DEFAULT_ROPE_THETA,
+        rope_scaling=None,
+        max_position_embeddings=0,
+        tie_word_embeddings=False,
+        hidden_act="silu",
+        attention_bias=False,
+        eos_token_ids=(),
+        pad_token_id=None,
+        sliding_window=None,
+        raw=raw,
+    )
 
 
 _REQUIRED_INTS = (
@@ -63,7 +118,15 @@ _REQUIRED_INTS = (
     "num_attention_heads",
     "vocab_size",
 )
-_OPTIONAL_INTS = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
+_OPTIONAL_INTS = (
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+    "draft_vocab_size",
+)
+# Far above any real model: what is built a layer, or a row, at a time stays small.
+_MAX_INT, _MAX_LAYERS = 1 << 40, 1024
 _OPTIONAL_NUMBERS = ("rms_norm_eps", "rope_theta")
 _OPTIONAL_TABLES = ("rope_scaling", "rope_parameters")
 
@@ -82,7 +145,7 @@ def _parse(raw: dict[str, Any], path: Path, eos_token_ids: tuple[int, ...]) -> M
         rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or DEFAULT_ROPE_THETA),
         rope_scaling=raw.get("rope_scaling") or _scaling(rope),
         max_position_embeddings=raw.get("max_position_embeddings") or 2048,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=_is_tied(raw),
         hidden_act=str(raw.get("hidden_act", "silu")),
         attention_bias=bool(raw.get("attention_bias", raw["model_type"] == "qwen2")),
         eos_token_ids=eos_token_ids,
@@ -116,35 +179,101 @@ def _flattened(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(nested, dict):
         return raw
     model_type = nested.get("model_type")
-    from transformers import CONFIG_MAPPING
-
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+    known = {name: nested[name] for name in _NESTED_FIELDS if nested.get(name) is not None}
+    # Checked before transformers sees them, which makes lists of as many layers as it is told.
+    if faults := list(_wrong_fields({**known, "model_type": model_type})):
         raise CheckpointError(
-            f"unknown model type {model_type!r}", where=f"{path}: {_NESTED}.model_type"
+            "\n  ".join(["not a decoder's config", *faults]), where=f"{path}: {_NESTED}"
         )
-    complete = CONFIG_MAPPING[model_type](**nested).to_dict()
+    complete = _with_defaults(model_type, known, path)
     fields = {name: complete[name] for name in _NESTED_FIELDS if complete.get(name) is not None}
+    if known.get("rope_parameters") and "rope_theta" not in known:
+        fields.pop("rope_theta", None)  # transformers 4 knows one form only and fills in the other
+    if nested.get("tie_word_embeddings"):
+        fields["tie_word_embeddings"] = nested["tie_word_embeddings"]
     outer = {name: value for name, value in raw.items() if name != _NESTED}
     return {**outer, **fields, "model_type": model_type}
 
 
+def _with_defaults(model_type: Any, fields: dict[str, Any], path: Path) -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"unknown model type {shown(model_type)}", where=f"{path}: {_NESTED}.model_type"
+        )
+    try:
+        return dict(CONFIG_MAPPING[model_type](**fields).to_dict())
+    except Exception as error:  # each model type checks in its own way
+        reason = shown(next(iter(str(error).splitlines()), ""))
+        raise CheckpointError(
+            f"transformers takes it for no {model_type} config ({type(error).__name__}: {reason})",
+            where=f"{path}: {_NESTED}",
+        ) from error
+
+
 def _faults(raw: dict[str, Any]) -> Iterator[str]:
     """One sentence for every field that is missing or of the wrong kind."""
-    for name in (*_REQUIRED_INTS, *_OPTIONAL_INTS):
-        value, is_optional = raw.get(name), name in _OPTIONAL_INTS
-        is_positive = type(value) is int and value > 0
-        if not is_positive and not (value is None and is_optional):
-            yield f"{name}: found {value!r}, expected a positive integer"
-    for name in _OPTIONAL_NUMBERS:
-        if not (raw.get(name) is None or type(raw[name]) in (int, float)):
-            yield f"{name}: found {raw[name]!r}, expected a number"
-    for name in _OPTIONAL_TABLES:
-        if not isinstance(raw.get(name) or {}, dict):
-            yield f"{name}: found {raw[name]!r}, expected an object"
-    if not isinstance(raw.get("model_type"), str):
-        yield f"model_type: found {raw.get('model_type')!r}, expected a name as 'llama'"
-    if not (raw.get("pad_token_id") is None or type(raw["pad_token_id"]) is int):
-        yield f"pad_token_id: found {raw['pad_token_id']!r}, expected a token id"
+    for name in (*_REQUIRED_INTS, "model_type"):
+        if raw.get(name) is None:
+            expected = "a name as 'llama'" if name == "model_type" else "a positive integer"
+            yield f"{name}: found None, expected {expected}"
+    yield from _wrong_fields(raw)
+
+
+def _wrong_fields(raw: dict[str, Any]) -> Iterator[str]:
+    """One sentence for every field that is there and of the wrong kind."""
+    kinds = {
+        **dict.fromkeys((*_REQUIRED_INTS, *_OPTIONAL_INTS), (_is_size, "a positive integer")),
+        "num_hidden_layers": (_is_depth, f"a positive integer up to {_MAX_LAYERS}"),
+        **dict.fromkeys(_OPTIONAL_NUMBERS, (_is_number, "a number from 0")),
+        **dict.fromkeys(_OPTIONAL_TABLES, (_is_table, "an object")),
+        "model_type": (_is_name, "a name as 'llama'"),
+        "hidden_act": (_is_name, "a name as 'silu'"),
+        "tie_word_embeddings": (_is_flag, "true or false"),
+        "attention_bias": (_is_flag, "true or false"),
+        "pad_token_id": (_is_token_id, "a token id"),
+    }
+    for name, (is_right, expected) in kinds.items():
+        if raw.get(name) is not None and not is_right(raw[name]):
+            yield f"{name}: found {shown(raw[name])}, expected {expected}"
+    rope = raw.get("rope_parameters")
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    if theta is not None and not _is_number(theta):
+        yield f"rope_parameters.rope_theta: found {shown(theta)}, expected a number from 0"
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _MAX_INT
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_depth(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _MAX_LAYERS
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value or {}, dict)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= 100
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and abs(value) <= _MAX_INT
+
+
+def _is_tied(raw: dict[str, Any]) -> bool:
+    said = raw.get("tie_word_embeddings")
+    return raw.get("model_type") in TIED_BY_DEFAULT if said is None else bool(said)
 
 
 def _scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
@@ -164,8 +293,8 @@ def _eos_token_ids(raw: dict[str, Any], directory: Path) -> tuple[int, ...]:
     if values is None:
         return ()
     ids = tuple(values) if isinstance(values, list) else (values,)
-    if not all(type(token) is int for token in ids):
+    if not all(_is_token_id(token) for token in ids):
         raise CheckpointError(
-            f"eos_token_id: found {values!r}, expected token ids", where=directory
+            f"eos_token_id: found {shown(values)}, expected token ids", where=directory
         )
     return ids

@@ -40,6 +40,24 @@ def resolve_model(model: str, base_directory: Path, *, progress: Progress = no_p
     return _download(model, progress)
 
 
+def find_model(model: str, base_directory: Path) -> Path | None:
+    """The directory of a model that is on this machine; nothing is downloaded or made."""
+    if model.startswith(demo_target.SCHEME):
+        return demo_target.find(model)
+    path = base_directory / Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    return _cached(model) if _HUB_ID.fullmatch(model) else None
+
+
+def _cached(model: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, _, revision = model.partition("@")
+    config = try_to_load_from_cache(repository, "config.json", revision=revision or None)
+    return Path(config).parent if isinstance(config, str) else None
+
+
 def _snapshot(repository: str, revision: str | None) -> Path:
     """The snapshot's folder (downloads are resumable and cached).
 

@@ -1,29 +1,29 @@
-"""Writing safetensors in a stream: one copy buffer of memory, whatever the model's size.
+"""Writing safetensors in a stream: a few blocks of memory, whatever the model's size.
 
-A tensor that keeps its dtype travels as a byte range, inside the kernel where the file systems
-can, without torch; only a cast, or a pickle, goes through torch.
+A tensor that keeps its dtype travels as a byte range without torch; only a cast goes through torch.
+Each byte is read once and written once, and all digests are taken of the block that it is in then.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import math
-import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
+from neuron_spec.checkpoints.block_file import BlockFile
+from neuron_spec.checkpoints.reading import SourceReader
 from neuron_spec.checkpoints.tensors import (
-    COPY_BYTES,
     ITEM_BYTES,
     TORCH_DTYPES,
     CheckpointFiles,
     StoredTensor,
+    as_tensor,
 )
 from neuron_spec.errors import CheckpointError, StorageError
 from neuron_spec.files import Progress, no_progress
@@ -51,14 +51,14 @@ class OutputTensor:
         """For error messages."""
         return f"'{self.source.name}' of {self.source.path}"
 
-    def record(self) -> dict[str, Any]:
-        """Where it came from, for `prepared.json`."""
+    def record(self, digests: Mapping[StoredTensor, str]) -> dict[str, Any]:
+        """Where it came from, for `prepared.json`; without a digest the file has one."""
         return {
             "from": str(self.source.path),
             "name": self.source.name,
             "stored_dtype": self.source.dtype,
             "dtype": self.dtype,
-            "sha256": range_sha256(self.source),
+            "sha256": digests.get(self.source),
         }
 
 
@@ -84,7 +84,7 @@ class ComputedTensor:
         """For error messages."""
         return f"'{self.name}' ({self.how})"
 
-    def record(self) -> dict[str, Any]:
+    def record(self, digests: Mapping[StoredTensor, str]) -> dict[str, Any]:
         """Where it came from, for `prepared.json`."""
         sources = [{"from": str(source.path), "name": source.name} for source in self.sources]
         return {"computed": self.how, "sources": sources, "dtype": self.dtype}
@@ -93,43 +93,55 @@ class ComputedTensor:
 Output = OutputTensor | ComputedTensor
 
 
-def range_sha256(source: StoredTensor) -> str | None:
-    """Hex SHA-256 of a tensor's bytes in its file; None in a pickle, whose file has a digest."""
-    if source.offset is None:
-        return None
-    digest, remaining = hashlib.sha256(), source.num_bytes
-    with source.path.open("rb") as file:
-        file.seek(source.offset)
-        while remaining and (data := file.read(min(remaining, COPY_BYTES))):
-            digest.update(data)
-            remaining -= len(data)
-    return digest.hexdigest()
-
-
 def write_safetensors(
-    path: Path, tensors: Sequence[Output], progress: Progress = no_progress
-) -> None:
-    """Write a safetensors file in a stream; memory stays at one copy buffer.
+    path: Path,
+    tensors: Sequence[Output],
+    progress: Progress = no_progress,
+    *,
+    reader: SourceReader | None = None,
+) -> str:
+    """Write a safetensors file in a stream; memory stays at a few blocks.
+
+    Args:
+        reader: reads the stored tensors, and has digests of them afterwards.
+
+    Returns:
+        Hex SHA-256 of the file.
 
     Raises:
         StorageError: the disk has no room (checked before the first byte).
-        CheckpointError: a cast would overflow the narrower type.
+        CheckpointError: a cast would overflow the narrower type, or a source ends early.
     """
-    ordered = sorted(tensors, key=lambda t: (-ITEM_BYTES[t.dtype], t.name))  # keeps alignment
+    ordered = _in_order(tensors)
     sizes = [math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in ordered]
     header = _header_bytes(ordered, sizes)
-    _check_room(path, len(header) + sum(sizes))
+    check_room(path, len(header) + sum(sizes))
     done, end, total = 0, 0, sum(sizes)
-    with path.open("wb") as file:
-        file.write(header)
-        file.flush()
+    with nullcontext(reader) if reader else SourceReader() as sources, BlockFile(path) as file:
+        file.write(memoryview(header))
         for tensor, num_bytes in zip(ordered, sizes, strict=True):
-            for written in _write_values(file, tensor):
+            for written in _write_values(file, tensor, sources):
                 done += written
                 progress(f"write {path.name}", done, total)
             end += num_bytes
             if done != end:
                 raise CheckpointError(f"source ended early: {tensor.origin}", where=path)
+        return file.finish()
+
+
+def _in_order(tensors: Sequence[Output]) -> list[Output]:
+    """Wide items first, which keeps every tensor aligned; else as they lie in their files, so that
+    a file is read from its beginning to its end. Where the files are does not matter."""
+    paths = [tensor.source.path for tensor in tensors if isinstance(tensor, OutputTensor)]
+    ranks = {path: rank for rank, path in enumerate(dict.fromkeys(paths))}
+
+    def key(tensor: Output) -> tuple[int, int, int, str]:
+        width = -ITEM_BYTES[tensor.dtype]
+        if isinstance(tensor, ComputedTensor):
+            return (width, -1, 0, tensor.name)
+        return (width, ranks[tensor.source.path], tensor.source.offset or 0, tensor.name)
+
+    return sorted(tensors, key=key)
 
 
 def _header_bytes(tensors: Sequence[Output], sizes: Sequence[int]) -> bytes:
@@ -147,7 +159,8 @@ def _header_bytes(tensors: Sequence[Output], sizes: Sequence[int]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _check_room(path: Path, num_bytes: int) -> None:
+def check_room(path: Path, num_bytes: int) -> None:
+    """Refuse to begin what the disk cannot hold."""
     free = shutil.disk_usage(path.parent).free
     if num_bytes > free:
         raise StorageError(
@@ -159,24 +172,49 @@ def _check_room(path: Path, num_bytes: int) -> None:
         )
 
 
-def _write_values(file: BinaryIO, tensor: Output) -> Iterator[int]:
+def values_of(tensor: Output, reader: SourceReader) -> Iterator[Tensor]:
+    """The values to write as flat pieces, in order, in the output dtype.
+
+    Raises:
+        CheckpointError: a cast would overflow the narrower type.
+    """
     if isinstance(tensor, ComputedTensor):
-        for piece in tensor.values():
-            yield _write(file, piece)
-        return
-    if tensor.dtype == tensor.source.dtype and tensor.source.offset is not None:
-        yield from _copy_range(tensor.source, file)
-        return
-    for block in tensor.files.blocks(tensor.source):
-        yield _write(file, _cast(block, tensor))
+        yield from tensor.values()
+    elif tensor.source.offset is None:
+        yield from (_cast(block, tensor) for block in tensor.files.blocks(tensor.source))
+    else:
+        for piece in reader.pieces(tensor.source):
+            yield _cast(as_tensor(piece, tensor.source.dtype), tensor)
 
 
-def _write(file: BinaryIO, values: Tensor) -> int:
+def _write_values(file: BlockFile, tensor: Output, reader: SourceReader) -> Iterator[int]:
+    if isinstance(tensor, OutputTensor) and _is_range(tensor):
+        yield from reader.copy(tensor.source, file)
+        return
+    for values in values_of(tensor, reader):
+        yield _write(file, values)
+
+
+def _is_range(tensor: OutputTensor) -> bool:
+    """Whether its bytes can be copied as they lie."""
+    return tensor.source.offset is not None and tensor.dtype == tensor.source.dtype
+
+
+def _write(file: BlockFile, values: Tensor) -> int:
     import torch
 
-    raw = values.contiguous().view(torch.uint8).numpy().tobytes()
-    file.write(raw)
-    return len(raw)
+    raw = values.contiguous().reshape(-1).view(torch.uint8).numpy()
+    file.write(raw.data)
+    return raw.nbytes
+
+
+def _has_less_range(cast: Tensor, block: Tensor) -> bool:
+    """Whether a finite value of `block` may have no finite value in `cast`'s dtype."""
+    import torch
+
+    if not (cast.is_floating_point() and block.is_floating_point()):
+        return False
+    return torch.finfo(cast.dtype).max < torch.finfo(block.dtype).max
 
 
 def _cast(block: Tensor, tensor: OutputTensor) -> Tensor:
@@ -184,8 +222,7 @@ def _cast(block: Tensor, tensor: OutputTensor) -> Tensor:
     import torch
 
     cast = block.to(getattr(torch, TORCH_DTYPES[tensor.dtype]))
-    narrowed = block.is_floating_point() and tensor.dtype != tensor.source.dtype
-    if narrowed and bool((block.isfinite() & ~cast.isfinite()).any()):
+    if _has_less_range(cast, block) and bool((block.isfinite() & ~cast.isfinite()).any()):
         raise CheckpointError(
             f"'{tensor.source.name}' does not fit {tensor.dtype}: a cast from "
             f"{tensor.source.dtype} overflows",
@@ -193,44 +230,3 @@ def _cast(block: Tensor, tensor: OutputTensor) -> Tensor:
             mend="store the draft in bfloat16 or float32",
         )
     return cast
-
-
-def _copy_range(source: StoredTensor, file: BinaryIO) -> Iterator[int]:
-    """Copy a byte range, inside the kernel where the file systems can."""
-    with source.path.open("rb") as reader:
-        offset, remaining = source.offset or 0, source.num_bytes
-        file.flush()
-        while remaining:
-            copied = _copy_some(reader, file, offset, min(remaining, COPY_BYTES))
-            if copied == 0:
-                return
-            offset, remaining = offset + copied, remaining - copied
-            yield copied
-
-
-def _copy_some(reader: BinaryIO, writer: BinaryIO, offset: int, count: int) -> int:
-    if hasattr(os, "copy_file_range"):
-        try:
-            copied = os.copy_file_range(reader.fileno(), writer.fileno(), count, offset)
-            if copied:  # some file systems answer 0 where they should refuse
-                writer.seek(0, os.SEEK_END)
-                return copied
-        except OSError as error:
-            if not _cannot_copy_in_kernel(error):
-                raise
-    reader.seek(offset)
-    data = reader.read(count)
-    writer.write(data)
-    writer.flush()
-    return len(data)
-
-
-def _cannot_copy_in_kernel(error: OSError) -> bool:
-    return error.errno in (
-        errno.EXDEV,
-        errno.EINVAL,
-        errno.ENOSYS,
-        errno.EOPNOTSUPP,
-        errno.EBADF,
-        errno.EPERM,  # what some containers answer to a call they do not know
-    )

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from neuron_spec.errors import readable
 from neuron_spec.files import Progress
 
 PROGRESS_MIN_BYTES = 1 << 20  # smaller work is done before a bar could be read
@@ -44,9 +45,14 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 
+def plain(text: str) -> str:
+    """Text that may come from somebody's file, for a console: neither markup nor controls in it."""
+    return escape(readable(text))
+
+
 def say(text: str) -> None:
     """A plain line of the result, no markup read."""
-    out().print(escape(text))
+    out().print(plain(text))
 
 
 @contextmanager

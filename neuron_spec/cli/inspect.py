@@ -1,13 +1,22 @@
-"""`neuron-spec inspect`: what a checkpoint or an artifact is, from headers alone."""
+"""`neuron-spec inspect`: what a checkpoint or an artifact is.
+
+From headers alone, but for an LM head that is stored although it is tied: it is compared.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.markup import escape
 
-from neuron_spec.cli.common import json_option, out, print_json, progress_bars
+from neuron_spec.cli.common import json_option, out, plain, print_json, progress_bars
+
+if TYPE_CHECKING:
+    from neuron_spec.checkpoints.description import Description
+
+_MAX_SENTENCES = 4  # of one kind: the whole stays on one screen
 
 
 @click.command(
@@ -20,8 +29,9 @@ from neuron_spec.cli.common import json_option, out, print_json, progress_bars
 def command(model: str, as_json: bool) -> None:
     """Say what MODEL is: a checkpoint directory, a hub id, demo:NAME, or an artifact.
 
-    For a checkpoint: its family, sizes, what it lacks, and what prepare would do. For an artifact:
-    what was built, from what, and what its verification rule guarantees.
+    For a checkpoint: what it is and for which target, sizes, what it holds and lacks, what in it
+    contradicts itself, and what prepare would do. For an artifact: what was built, from what, and
+    what its verification rule guarantees.
     """
     if (Path(model) / "manifest.json").is_file():
         _inspect_artifact(Path(model), as_json)
@@ -30,36 +40,102 @@ def command(model: str, as_json: bool) -> None:
 
 
 def _inspect_checkpoint(model: str, as_json: bool) -> None:
-    from neuron_spec.checkpoints.identify import identify
+    from neuron_spec.checkpoints.description import describe
     from neuron_spec.checkpoints.source import resolve_model
 
     with progress_bars() as progress:
         directory = resolve_model(model, Path.cwd(), progress=progress)
-    identity = identify(directory)
+    description = describe(directory)
     if as_json:
-        print_json(identity.as_dict())
+        print_json(description.as_dict())
         return
-    config = identity.config
+    for name, value in _facts(description).items():
+        _row(name, value)
+    for name, colour, sentences in _remarks(description):
+        for sentence in sentences[:_MAX_SENTENCES]:
+            _row(name, sentence, colour)
+        if (more := len(sentences) - _MAX_SENTENCES) > 0:
+            _row(name, f"and {more} more (--json lists all)", colour)
+    _row(*_verdict(description))
+
+
+def _facts(description: Description) -> dict[str, str]:
+    """What it is, as rows; those that do not apply are left out."""
+    identity, config = description.identity, description.identity.config
     dtypes = ", ".join(f"{count} x {dtype}" for dtype, count in identity.dtypes.items())
-    console = out()
+    files = [path.name for path in identity.files.files]
+    shape = f"hidden {config.hidden_size}, vocabulary {config.vocab_size or 'of the target'}"
+    if config.num_hidden_layers:
+        shape += (
+            f", {config.num_hidden_layers} layer(s), {config.num_attention_heads} heads, "
+            f"{config.num_key_value_heads} kv heads, {config.max_position_embeddings} positions"
+        )
     rows = {
-        "checkpoint": str(directory),
-        "family": f"{identity.family} ({config.model_type})",
-        "size": f"{identity.num_parameters:,} parameters, {len(identity.files.tensors)} tensors "
-        f"({dtypes}) in {len(identity.files.files)} file(s)",
-        "shape": f"hidden {config.hidden_size}, {config.num_hidden_layers} layer(s), "
-        f"{config.num_attention_heads} heads, {config.num_key_value_heads} kv heads, "
-        f"vocabulary {config.vocab_size}",
+        "checkpoint": str(identity.directory),
+        "is": f"{description.title}; family {identity.family}, model_type {config.model_type}",
+        "for target": _target(description),
+        "size": f"{identity.num_parameters:,} parameters, {_size(identity.num_bytes)} in "
+        f"{len(identity.files.tensors)} tensors ({dtypes})",
+        "files": files[0] if len(files) == 1 else f"{len(files)} files, {files[0]} to {files[-1]}",
+        "shape": shape,
+        "present": ", ".join(description.present),
+        "absent": ", ".join(description.absent),
     }
-    for name, value in rows.items():
-        console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
+    return {name: value for name, value in rows.items() if value}
+
+
+def _target(description: Description) -> str:
+    """The target that the file names, and what any target must have."""
+    names = [f"{target} ({field})" for field, target in description.named_targets]
+    words = {
+        "hidden_size": "hidden size {}",
+        "vocab_size": "vocabulary {}",
+        "num_hidden_layers": "{} layers",
+        "min_num_hidden_layers": "at least {} layers",
+    }
+    needs = [words[name].format(size) for name, size in description.needed_of_target.items()]
+    must = f"must have {', '.join(needs)}" if needs else ""
+    if needs and not names:
+        names = ["not named in the files"]
+    return "; ".join(filter(None, [*names, must]))
+
+
+def _remarks(description: Description) -> Iterator[tuple[str, str, list[str]]]:
+    """(row, colour, sentences) of what is wrong, contradicts itself, or is still to be done."""
+    identity = description.identity
     for kind in ("missing", "unexpected", "misshapen"):
-        for sentence in getattr(identity, kind):
-            console.print(f"[bold red]{kind:>11}[/bold red]  {escape(sentence)}")
-    for step in identity.preparation:
-        console.print(f"[bold yellow]{'to prepare':>11}[/bold yellow]  {escape(step)}")
-    if identity.is_prepared and not identity.misshapen:
-        console.print(f"[bold green]{'ready':>11}[/bold green]  can be loaded as it is")
+        yield kind, "red", list(getattr(identity, kind))
+    yield "refused", "red", [sentence for _, sentence in description.refusals]
+    for severity, colour in (("error", "red"), ("warning", "yellow"), ("info", "cyan")):
+        found = [item for item in description.contradictions if item.severity == severity]
+        mends = severity != "info"
+        yield (
+            severity,
+            colour,
+            [f"{item.message}" + (f" (mend: {item.mend})" if mends else "") for item in found],
+        )
+    yield "to prepare", "yellow", list(identity.preparation)
+
+
+def _verdict(description: Description) -> tuple[str, str, str]:
+    """Row, sentence and colour of what to do next."""
+    if not description.is_usable:
+        return "not usable", "as it is, for the reasons above", "red"
+    if description.is_draft_head and not description.identity.is_prepared:
+        return "next", "neuron-spec prepare SPEC, with this as draft.model", "green"
+    return "ready", "can be loaded as it is", "green"
+
+
+def _row(name: str, value: str, colour: str = "") -> None:
+    out().print(f"[bold {colour}]{name:>11}[/]  {plain(value)}")
+
+
+def _size(num_bytes: int) -> str:
+    """Decimal units, as disks and downloads count."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"
 
 
 def _inspect_artifact(directory: Path, as_json: bool) -> None:
@@ -85,7 +161,7 @@ def _inspect_artifact(directory: Path, as_json: bool) -> None:
     }
     console = out()
     for name, value in rows.items():
-        console.print(f"[bold]{name:>11}[/bold]  {escape(value)}")
+        console.print(f"[bold]{name:>11}[/bold]  {plain(value)}")
     for claim in manifest.claims:
         console.print(f"[bold]{'claim':>11}[/bold]  {claim.level}: {claim.status}")
-    console.print(f"[bold]{'':>11}[/bold]  {escape(manifest.numerics)}")
+    console.print(f"[bold]{'':>11}[/bold]  {plain(manifest.numerics)}")

@@ -47,7 +47,7 @@ def command(spec_path: Path, output: Path | None, force: bool, as_json: bool) ->
         return
     if spec.draft.method == "model":
         say(f"nothing to prepare: a language model is loaded as it is, from {prepared.draft}")
-        return
-    say(f"{'prepared' if prepared.is_new else 'unchanged, nothing to do'}: {prepared.draft}")
+    else:
+        say(f"{'prepared' if prepared.is_new else 'unchanged, nothing to do'}: {prepared.draft}")
     for decision in prepared.decisions:
         say(f"  {decision}")

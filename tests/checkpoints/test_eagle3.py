@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from neuron_spec.backends.reference.build import open_speculator
 from neuron_spec.checkpoints import identify
 from neuron_spec.checkpoints.formats import eagle3
-from neuron_spec.checkpoints.plans.eagle3 import widened
+from neuron_spec.checkpoints.plans.widening import widened
 from neuron_spec.checkpoints.prepare import prepare_draft
 from neuron_spec.errors import CheckpointError
 from neuron_spec.spec import BuildSpec
@@ -115,7 +115,7 @@ def test_no_unmapped_token_is_ever_drafted(
     # Shift every logit of every state by about the same amount.
     rows = torch.cat([rows, torch.full((20, 1), shift)], dim=1).to(dtype)
     states = torch.cat([states, torch.ones(30, 1)], dim=1).to(dtype)
-    wide = torch.cat(list(widened(rows, token_ids, 64, block)))
+    wide = torch.cat(list(widened(lambda first, last: rows[first:last], token_ids, 64, block)))
     assert wide.shape == (64, 17)
     narrow_logits = states.double() @ rows.double().T
     wide_logits = states.double() @ wide.double().T

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from neuron_spec.checkpoints import PreparedCheckpoint, identify, prepare
+from neuron_spec.checkpoints import PreparedCheckpoint, identify, prepare, reading
 from neuron_spec.checkpoints.prepare import prepare_draft
 from neuron_spec.checkpoints.tensors import CheckpointFiles, read_header
 from neuron_spec.errors import CheckpointError, StorageError, UserError
@@ -143,12 +146,12 @@ def test_the_record_says_what_was_read(
 def test_a_tied_target_gives_its_embedding(
     tmp_path: Path, eagle_directory: Path, stores_head: bool
 ) -> None:
-    """Also when a head is stored: every loader uses the embedding then."""
+    """Also when the same values are stored as a head; another head: see test_contradictions."""
     target = tiny.write_target(tmp_path / "target", tie_word_embeddings=True)
-    if stores_head:
-        tiny.change_tensors(target, lm_head__weight=torch.zeros(259, 32))
-    prepared = run(tmp_path)
     embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    if stores_head:
+        tiny.change_tensors(target, lm_head__weight=embedding.clone())
+    prepared = run(tmp_path)
     assert torch.equal(tensors_of(prepared)[HEAD], embedding)
     assert "ties its LM head to its embedding" in prepared.decisions[0]
     assert config_of(prepared)["tie_word_embeddings"] is False
@@ -270,7 +273,7 @@ def test_a_quantized_head_is_refused(
 ) -> None:
     """Without its scale a cast would give another matrix."""
     tiny.change_tensors(target_directory, lm_head__weight=torch.ones(259, 32).to(dtype))
-    with pytest.raises(CheckpointError, match=r"'lm_head\.weight' is stored as"):
+    with pytest.raises(CheckpointError, match=r"quantized: lm_head\.weight \((I8|F8_E4M3)\)"):
         prepare_draft(eagle_directory, target_directory, tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
@@ -367,18 +370,93 @@ def test_of_the_target_only_the_grafted_tensors_are_read(
     """However large the target is, a graft costs its head and its embedding."""
     weights = target_directory / "model.safetensors"
     ranges: list[tuple[int, int]] = []
-    copy = os.copy_file_range
 
-    def counting(source: int, sink: int, count: int, offset: int) -> int:
-        if os.fstat(source).st_ino == weights.stat().st_ino:
-            ranges.append((offset, count))
-        return copy(source, sink, count, offset)
+    class CountedReads(io.BufferedReader):
+        def readinto(self, buffer: Any) -> int:
+            offset, count = self.tell(), super().readinto(buffer)
+            if self.name == weights:
+                ranges.append((offset, count))
+            return count
 
-    monkeypatch.setattr(os, "copy_file_range", counting)
+        def read(self, size: int | None = -1) -> bytes:
+            offset, data = self.tell(), super().read(size)
+            if self.name == weights:
+                ranges.append((offset, len(data)))
+            return data
+
+    monkeypatch.setattr(reading, "open_regular", lambda path: CountedReads(io.FileIO(path)))
     run(tmp_path)
     entries = {entry.name: entry for entry in read_header(weights)}
     grafted = [entries[name] for name in ("lm_head.weight", "model.embed_tokens.weight")]
     assert sorted(ranges) == sorted((t.offset, t.num_bytes) for t in grafted)
+
+
+def transferred() -> dict[str, int]:
+    """Bytes that this process has read and written by system calls so far, of whatever file."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return {name: int(count) for name, count in (line.split(": ") for line in lines)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nothing counts the bytes here")
+@pytest.mark.parametrize("form", ["one file", "shards", "pickle"])
+def test_each_byte_is_read_once_and_written_once(tmp_path: Path, form: str) -> None:
+    """Copied and digested at once: the draft's, the target's two matrices, and the output's."""
+    target = tiny.write_target(tmp_path / "target", vocab_size=40_000)
+    draft = tiny.write_eagle(tmp_path / "eagle", vocab_size=40_000, intermediate_size=40_000)
+    if form == "shards":
+        tiny.change_tensors(draft, lm_head__weight=torch.ones(40_000, 32))
+        shard(draft)
+        shard(target)
+    elif form == "pickle":
+        tensors = load_file(draft / "model.safetensors")
+        (draft / "model.safetensors").unlink()
+        torch.save(tensors, draft / "pytorch_model.bin")
+    before = transferred()
+    prepared = prepare_draft(draft, target, tmp_path / "out")
+    after = transferred()
+    size = (tmp_path / "out" / "model.safetensors").stat().st_size
+    slack = 500_000  # headers, configs, records; the smallest of the large tensors has 5 MB
+    assert size > 20e6
+    assert size <= after["rchar"] - before["rchar"] < size + slack
+    assert size <= after["wchar"] - before["wchar"] < size + slack
+    assert_as_recorded(prepared)
+
+
+def test_what_keeps_its_dtype_is_prepared_without_torch(
+    tmp_path: Path, target_directory: Path, eagle_directory: Path
+) -> None:
+    """Importing torch alone takes seconds, and most of the memory that a preparation may have."""
+    code = """
+import sys
+from pathlib import Path
+from neuron_spec.checkpoints.prepare import prepare_draft
+assert prepare_draft(*map(Path, sys.argv[1:])).is_new
+print({"torch", "numpy", "transformers"} & set(sys.modules))
+"""
+    folders = [str(path) for path in (eagle_directory, target_directory, tmp_path / "out")]
+    command = [sys.executable, "-c", code, *folders]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("set()\n", "")
+
+
+@pytest.mark.parametrize("role", ["eagle", "target"])
+def test_a_source_that_changes_while_it_is_copied_is_noticed_later(
+    tmp_path: Path, target_directory: Path, eagle_directory: Path, role: str
+) -> None:
+    changed = []
+
+    def change(label: str, done: int, total: int) -> None:
+        if label.startswith("write") and not changed:
+            tiny.change_tensors(tmp_path / role, **{CHANGED[role]: torch.zeros(32)})
+            changed.append(role)
+
+    prepare_draft(eagle_directory, target_directory, tmp_path / "out", progress=change)
+    assert changed
+    assert prepare_draft(eagle_directory, target_directory, tmp_path / "out").is_new
+    assert_as_recorded(run(tmp_path))
+
+
+CHANGED = {"eagle": "fc__bias", "target": "model__norm__weight"}
 
 
 def test_force_writes_anew(tmp_path: Path, target_directory: Path, eagle_directory: Path) -> None:
@@ -438,7 +516,7 @@ def test_a_file_that_takes_precedence_is_noticed(
     assert run(tmp_path).is_new
 
 
-@pytest.mark.parametrize("label", ["write model.safetensors", "digest model.safetensors"])
+@pytest.mark.parametrize("label", ["write model.safetensors", "digest config.json"])
 def test_an_interruption_leaves_nothing(
     tmp_path: Path, target_directory: Path, eagle_directory: Path, label: str
 ) -> None:
@@ -464,7 +542,7 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing(
     def fail(*_: Any) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "copy_file_range", fail)
+    monkeypatch.setattr(os, "write", fail)
     with pytest.raises(StorageError, match=os.strerror(number)) as caught:
         prepare_draft(eagle_directory, target_directory, tmp_path / "out")
     assert caught.value.exit_code == 2

@@ -198,10 +198,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         ({"a": "F32"}, 0, "entry 'a'"),
         ({"a": None}, 0, "entry 'a'"),
         ([], 0, "not an object"),
-        (b"{]", 0, "not JSON"),
-        (b"\xff\xfe{}", 0, "not JSON"),
-        (b"[" * 100_000, 0, "not JSON"),
-        (b"1" * 5_000, 0, "not JSON"),
+        (b"{]", 0, "not valid safetensors header"),
+        (b"\xff\xfe{}", 0, "not valid safetensors header"),
+        (b"[" * 100_000, 0, "not valid safetensors header"),
+        (b"1" * 5_000, 0, "not valid safetensors header"),
     ],
 )
 def test_a_header_that_lies_is_refused(

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
+import json
 import os
 import shutil
+import struct
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from neuron_spec.checkpoints import writer
-from neuron_spec.checkpoints.tensors import CheckpointFiles
-from neuron_spec.checkpoints.writer import OutputTensor, write_safetensors
+from neuron_spec.checkpoints import block_file, reading
+from neuron_spec.checkpoints.block_file import BlockFile
+from neuron_spec.checkpoints.reading import SourceReader
+from neuron_spec.checkpoints.tensors import CheckpointFiles, read_header
+from neuron_spec.checkpoints.writer import ComputedTensor, OutputTensor, write_safetensors
 from neuron_spec.errors import CheckpointError, StorageError
+from neuron_spec.files import sha256
 
 SOURCE = {
     "big": torch.arange(3000.0).reshape(30, 100),
@@ -70,56 +78,182 @@ def test_every_tensor_begins_aligned(tmp_path: Path, files: CheckpointFiles) -> 
         assert stored.offset % item == 0
 
 
-@pytest.mark.parametrize(
-    "number",
-    [errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, None],
-)
-@pytest.mark.parametrize("fails_after", [0, 1])
-def test_without_copying_in_the_kernel_the_bytes_are_the_same(
+class ShortReads(io.BufferedReader):
+    """A file that gives a few bytes at a time, as some file systems do."""
+
+    def readinto(self, buffer: Any) -> int:
+        return super().readinto(memoryview(buffer)[:700])
+
+
+def test_short_reads_are_continued(
+    tmp_path: Path, files: CheckpointFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = outputs_of(files, double="F32")
+    monkeypatch.setattr(reading, "open_regular", lambda path: ShortReads(io.FileIO(path)))
+    write_safetensors(tmp_path / "out", outputs)
+    monkeypatch.undo()
+    assert load_file(tmp_path / "out")["new.double"].dtype == torch.float32
+    write_safetensors(tmp_path / "same", outputs_of(files))
+    assert_copied(tmp_path / "same")
+
+
+@pytest.mark.parametrize("block_bytes", [4096, 8192])
+def test_blocks_that_end_within_tensors(
+    tmp_path: Path, files: CheckpointFiles, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    write_safetensors(tmp_path / "one block", outputs_of(files))
+    monkeypatch.setattr(block_file, "BLOCK_BYTES", block_bytes)
+    digest = write_safetensors(tmp_path / "out", outputs_of(files))
+    assert_copied(tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "one block").read_bytes()
+    assert digest == sha256(tmp_path / "out")
+
+
+# Order and digests
+
+
+def names_in_order(path: Path) -> list[str]:
+    return [entry.name for entry in sorted(read_header(path), key=lambda entry: entry.offset or 0)]
+
+
+@pytest.mark.parametrize("folders", [("a", "b"), ("b", "a")])
+def test_tensors_lie_as_in_their_files_wherever_these_are(
+    tmp_path: Path, folders: tuple[str, str]
+) -> None:
+    """Wide items first; then file by file as the plan names them, so that each is read once."""
+    outputs = []
+    for folder, names in zip(folders, ("zy", "xw"), strict=True):
+        (tmp_path / folder).mkdir()
+        write_raw(tmp_path / folder / "model.safetensors", [*names, f"{names}64"])
+        files = CheckpointFiles(tmp_path / folder)
+        outputs += [OutputTensor(n, t, files, t.dtype) for n, t in files.tensors.items()]
+    zeros = ComputedTensor("zzz", (1,), "F32", lambda: iter([torch.zeros(1)]), "zeros")
+    write_safetensors(tmp_path / "out.safetensors", [*outputs, zeros])
+    order = names_in_order(tmp_path / "out.safetensors")
+    assert order == ["zy64", "xw64", "zzz", "z", "y", "x", "w"]
+
+
+def write_raw(path: Path, names: list[str]) -> None:
+    """One value each in the order of `names`; a name that ends with 64 is an F64."""
+    header, data = {}, b""
+    for name in names:
+        dtype, value = (
+            ("F64", b"12345678") if name.endswith("64") else ("F32", name[0].encode() * 4)
+        )
+        offsets = [len(data), len(data) + len(value)]
+        header[name] = {"dtype": dtype, "shape": [1], "data_offsets": offsets}
+        data += value
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+class CountedReads(io.BufferedReader):
+    """Notes how much of which file is read."""
+
+    counts: ClassVar[dict[Path, int]] = {}
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._count(super().read(size))
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer)
+        self.counts[self.name] = self.counts.get(self.name, 0) + count
+        return count
+
+    def _count(self, data: bytes) -> bytes:
+        self.counts[self.name] = self.counts.get(self.name, 0) + len(data)
+        return data
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    CountedReads.counts.clear()
+    monkeypatch.setattr(reading, "open_regular", lambda path: CountedReads(io.FileIO(path)))
+    return CountedReads.counts
+
+
+WHOLE_FILE_CASES: dict[str, tuple[dict[str, str], tuple[str, ...], int]] = {
+    "all in order": ({}, (), 1),
+    "some left out": ({}, ("big", "byte", "scalar"), 1),
+    "all left out": ({}, tuple(SOURCE), 1),
+    "cast, still in order": ({"big": "F64", "double": "F64"}, (), 2),
+    "narrowed, still in order": ({"scalar": "BF16"}, ("half",), 1),
+    "out of order": ({"half": "F64"}, (), 3),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE_FILE_CASES)
+@pytest.mark.parametrize("block_bytes", [4096, 1 << 20])
+def test_a_whole_file_is_digested_while_it_is_copied(
     tmp_path: Path,
     files: CheckpointFiles,
     monkeypatch: pytest.MonkeyPatch,
-    number: int | None,
-    fails_after: int,
+    counts: dict[Path, int],
+    case: str,
+    block_bytes: int,
 ) -> None:
-    """`None`: a file system that copies nothing and says so with 0."""
-    write_safetensors(tmp_path / "normal", outputs_of(files))
-    real, num_calls = os.copy_file_range, 0
-
-    def copy(*arguments: Any) -> int:
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls <= fails_after:
-            return real(*arguments)
-        if number is None:
-            return 0
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "copy_file_range", copy)
-    monkeypatch.setattr(writer, "COPY_BYTES", 1000)
-    write_safetensors(tmp_path / "fallback", outputs_of(files))
-    assert num_calls > fails_after
-    assert (tmp_path / "fallback").read_bytes() == (tmp_path / "normal").read_bytes()
-    assert_copied(tmp_path / "fallback")
+    """Its header and what is left out of the output too; it is read again only out of order."""
+    monkeypatch.setattr(block_file, "BLOCK_BYTES", block_bytes)
+    dtypes, left_out, max_readings = WHOLE_FILE_CASES[case]
+    path = files.weight_file
+    outputs = [o for o in outputs_of(files, **dtypes) if o.source.name not in left_out]
+    calls: list[tuple[str, int, int]] = []
+    with SourceReader([path]) as reader:
+        output = write_safetensors(tmp_path / "out", outputs, reader=reader)
+        digests = reader.file_digests(lambda *call: calls.append(call))
+        assert reader.range_digests() == {}
+    assert digests == {path: sha256(path)}
+    assert output == sha256(tmp_path / "out")
+    size = path.stat().st_size
+    assert size <= counts[path] <= max_readings * size
+    assert (counts[path] == size) == (max_readings == 1 or "still" in case)
+    assert all(label == "digest model.safetensors" for label, _, _ in calls)
+    assert all(done == total for _, done, total in calls[-1:])
 
 
-def test_a_platform_without_the_call(
-    tmp_path: Path, files: CheckpointFiles, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", ["F32", "F64", "BF16"])
+def test_tensors_of_other_files_have_a_digest_each(
+    tmp_path: Path, files: CheckpointFiles, counts: dict[Path, int], dtype: str
 ) -> None:
-    monkeypatch.delattr(os, "copy_file_range")
-    write_safetensors(tmp_path / "out", outputs_of(files))
-    assert_copied(tmp_path / "out")
+    """Of the bytes as they are stored, cast or not; what two outputs share is digested once."""
+    stored = files.tensors["big"]
+    outputs = [OutputTensor(name, stored, files, dtype) for name in ("one", "two")]
+    with SourceReader() as reader:
+        write_safetensors(tmp_path / "out", outputs, reader=reader)
+        assert reader.file_digests() == {}
+        digests = reader.range_digests()
+    assert digests == {stored: hashlib.sha256(SOURCE["big"].numpy().tobytes()).hexdigest()}
+    assert counts == {files.weight_file: 2 * stored.num_bytes}
 
 
-def test_short_copies_are_continued(
-    tmp_path: Path, files: CheckpointFiles, monkeypatch: pytest.MonkeyPatch
+def test_digests_wait_for_the_bytes_that_are_on_their_way(
+    tmp_path: Path, files: CheckpointFiles
 ) -> None:
-    real = os.copy_file_range
-    monkeypatch.setattr(
-        os, "copy_file_range", lambda src, dst, count, at: real(src, dst, min(count, 700), at)
-    )
-    write_safetensors(tmp_path / "out", outputs_of(files))
-    assert_copied(tmp_path / "out")
+    whole, stored = files.weight_file, files.tensors["big"]
+    for whole_files in ([whole], []):
+        with SourceReader(whole_files) as reader, BlockFile(tmp_path / "out") as file:
+            reader._digester.submit(time.sleep, 0.1)
+            assert sum(reader.copy(stored, file)) == stored.num_bytes
+            expected = hashlib.sha256(SOURCE["big"].numpy().tobytes()).hexdigest()
+            assert reader.range_digests() == ({} if whole_files else {stored: expected})
+            assert reader.file_digests() == {path: sha256(path) for path in whole_files}
+
+
+def test_a_pickle_is_copied_and_digested_like_any_file(
+    tmp_path: Path, counts: dict[Path, int]
+) -> None:
+    (tmp_path / "p").mkdir()
+    tensors = {"a": torch.arange(3000.0), "b": torch.ones(2)}
+    torch.save(tensors, tmp_path / "p" / "pytorch_model.bin")
+    files = CheckpointFiles(tmp_path / "p")
+    with SourceReader(files.files) as reader:
+        write_safetensors(tmp_path / "out", outputs_of(files), reader=reader)
+        assert reader.file_digests() == {files.weight_file: sha256(files.weight_file)}
+    assert counts == {files.weight_file: files.weight_file.stat().st_size}
+    assert torch.equal(load_file(tmp_path / "out")["new.a"], tensors["a"])
+
+
+# What goes wrong
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
@@ -129,7 +263,7 @@ def test_a_disk_that_fills_up_while_copying_is_told(
     def fail(*_: Any) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "copy_file_range", fail)
+    monkeypatch.setattr(os, "write", fail)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         write_safetensors(tmp_path / "out", outputs_of(files))
     assert caught.value.errno == number

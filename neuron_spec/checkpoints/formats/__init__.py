@@ -4,10 +4,10 @@ which shape it holds, what preparation has to do, what must be refused. Data, no
 
 from __future__ import annotations
 
-from neuron_spec.checkpoints.formats import eagle, eagle3, hf
+from neuron_spec.checkpoints.formats import eagle, eagle3, hf, hydra, medusa
 from neuron_spec.checkpoints.formats.base import Format
 
 # In the order of recognition: the more special layout first.
-FORMATS: tuple[Format, ...] = (eagle3, eagle, hf)
+FORMATS: tuple[Format, ...] = (hydra, medusa, eagle3, eagle, hf)
 
 __all__ = ["FORMATS", "Format"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
-from neuron_spec.checkpoints.model_config import ModelConfig
+from neuron_spec.checkpoints.model_config import ModelConfig, parse_config
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -15,6 +16,8 @@ Shapes = Mapping[str, Shape]
 DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 COPY_LM_HEAD = "copy lm_head.weight from the target (its LM head, or its tied embedding)"
+FLATTEN_CONFIG = "write config.json flat (NxDI cannot read the nested speculators form)"
+ONE_LAYER = "write num_hidden_layers: 1 (the file has one layer)"
 COPY_EMBEDDING = "copy embed_tokens.weight from the target"
 
 
@@ -29,26 +32,33 @@ class Format(Protocol):
     def matches(self, raw_config: Mapping[str, Any], shapes: Shapes) -> bool:
         """Whether a checkpoint with these tensors is of this family."""
 
+    def parse_config(self, raw: dict[str, Any], directory: Path, found: Shapes) -> ModelConfig:
+        """The config that decides the shapes; `found` has canonical names."""
+
     def canonical_name(self, name: str) -> str:
         """A stored key under the name that NxDI uses."""
 
-    def required_shapes(self, config: ModelConfig) -> dict[str, Shape]:
-        """What every checkpoint of the family holds, by canonical name."""
+    def required_shapes(self, config: ModelConfig, found: Shapes) -> dict[str, Shape]:
+        """What every checkpoint of the family holds, by canonical name; `found` where the file
+        itself decides (how many heads there are)."""
 
-    def optional_shapes(self, config: ModelConfig) -> dict[str, Shape]:
+    def optional_shapes(self, config: ModelConfig, found: Shapes) -> dict[str, Shape]:
         """What it may hold, depending on who trained or prepared it."""
 
     def preparation(self, config: ModelConfig, found: Shapes) -> tuple[str, ...]:
-        """What `prepare` has to do, in order; steps that start with "write " are about config.json.
-
-        `found` has canonical names.
-        """
+        """What `prepare` has to do beside renaming, in order; steps that start with "write " are
+        about config.json. `found` has canonical names."""
 
     def refusals(
         self, config: ModelConfig, found: Shapes, target: ModelConfig | None
     ) -> list[tuple[str, str]]:
         """(code, sentence) of everything that no preparation can mend; without a target, only what
         the draft alone shows."""
+
+
+def parse_decoder(raw: dict[str, Any], directory: Path, found: Shapes) -> ModelConfig:
+    """`Format.parse_config` of every family whose config is a decoder's."""
+    return parse_config(raw, directory)
 
 
 def must_equal(config: ModelConfig, target: ModelConfig | None) -> list[tuple[str, str]]:

@@ -15,16 +15,20 @@ from typing import Any
 from neuron_spec.checkpoints.formats.base import (
     COPY_EMBEDDING,
     COPY_LM_HEAD,
+    FLATTEN_CONFIG,
+    ONE_LAYER,
     Shape,
     Shapes,
     config_writes,
     must_equal,
+    parse_decoder,
 )
 from neuron_spec.checkpoints.formats.eagle import EMBEDDING, FC_BIAS, FC_WEIGHT, LM_HEAD
 from neuron_spec.checkpoints.formats.hf import layer_shapes
 from neuron_spec.checkpoints.model_config import ModelConfig
 
 FAMILY = "eagle3"
+parse_config = parse_decoder
 DESCRIPTION = "an EAGLE-3 head (hidden_norm in its layer, fc.weight of width 3 x hidden)"
 
 NORM, D2T, T2D = "norm.weight", "d2t", "t2d"
@@ -60,7 +64,7 @@ def tapped_layers(num_target_layers: int) -> tuple[int, int, int]:
     return 2, num_target_layers // 2, num_target_layers - 3
 
 
-def required_shapes(config: ModelConfig) -> dict[str, Shape]:
+def required_shapes(config: ModelConfig, found: Shapes) -> dict[str, Shape]:
     """What every EAGLE-3 checkpoint that NxDI can run holds."""
     hidden = config.hidden_size
     shapes = layer_shapes(config, "layers.0.")
@@ -75,7 +79,7 @@ def required_shapes(config: ModelConfig) -> dict[str, Shape]:
     }
 
 
-def optional_shapes(config: ModelConfig) -> dict[str, Shape]:
+def optional_shapes(config: ModelConfig, found: Shapes) -> dict[str, Shape]:
     """The LM head over its own vocabulary with its map, a bias of fc, a copy of the embedding."""
     hidden, vocab, draft_vocab = config.hidden_size, config.vocab_size, draft_vocab_size(config)
     return {
@@ -103,9 +107,9 @@ def _steps(config: ModelConfig, found: Shapes) -> Iterator[str]:
     if EMBEDDING not in found:
         yield COPY_EMBEDDING
     if "speculators_model_type" in config.raw:
-        yield "write config.json flat (NxDI cannot read the nested speculators form)"
+        yield FLATTEN_CONFIG
     if config.num_hidden_layers != 1:
-        yield "write num_hidden_layers: 1 (the file has one layer)"
+        yield ONE_LAYER
     yield from config_writes(config, fc_bias=FC_BIAS in found)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neuron_spec.checkpoints.formats.base import Shape, Shapes
+from neuron_spec.checkpoints.formats import mtp
+from neuron_spec.checkpoints.formats.base import Shape, Shapes, parse_decoder
 from neuron_spec.checkpoints.model_config import ModelConfig
 
 FAMILY = "causal-lm"
+parse_config = parse_decoder
 DESCRIPTION = "a causal language model (model.embed_tokens.weight)"
 
 # What the reference backend computes; anything else is refused by name, never approximated.
@@ -59,7 +61,7 @@ def canonical_name(name: str) -> str:
     return name
 
 
-def required_shapes(config: ModelConfig) -> dict[str, Shape]:
+def required_shapes(config: ModelConfig, found: Shapes) -> dict[str, Shape]:
     """Keys and shapes of the whole model; a tied LM head is not a key of its own."""
     shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
@@ -72,11 +74,19 @@ def required_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def optional_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Some exporters store the tied LM head as well."""
-    if not config.tie_word_embeddings:
-        return {}
-    return {"lm_head.weight": (config.vocab_size, config.hidden_size)}
+def optional_shapes(config: ModelConfig, found: Shapes) -> dict[str, Shape]:
+    """Some exporters store the tied LM head as well; MTP layers are of use to one draft method."""
+    shapes: dict[str, Shape] = {}
+    if config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    for prefix in mtp.prefixes(config):
+        shapes |= mtp_shapes(config, prefix) | mtp.copy_shapes(config, prefix)
+    return shapes
+
+
+def mtp_shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
+    """What an MTP layer must hold to be of use: a decoder layer of the target's kind and more."""
+    return layer_shapes(config, prefix) | mtp.own_shapes(config, prefix)
 
 
 def preparation(config: ModelConfig, found: Shapes) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuron_spec.checkpoints.formats.base import DERIVED_SUFFIXES
@@ -30,12 +31,16 @@ class Plan:
     """What a prepared draft will hold.
 
     Attributes:
-        outputs: every tensor of model.safetensors.
+        outputs: every tensor of model.safetensors; no such file if empty.
+        heads: every tensor of medusa_heads.pt; no such file if empty.
+        links: files that are taken over as they are, under their names.
         decisions: what is copied, renamed, computed or dropped, in sentences.
-        config: config.json.
+        config: config.json, unless it is among the links.
     """
 
     outputs: list[Output] = field(default_factory=list)
+    heads: list[Output] = field(default_factory=list)
+    links: list[Path] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -57,7 +62,7 @@ class Plan:
         graft = _FINDERS[name](target)
         refuse_quantized(graft.source)
         self.outputs.append(OutputTensor(name, graft.source, target.files, dtype))
-        self.decisions.append(f"copied {name} from {_origin(graft.source, dtype)}: {graft.reason}")
+        self.decisions.append(f"copied {name} from {origin(graft.source, dtype)}: {graft.reason}")
 
     def complete_biases(self, draft: Identity) -> None:
         """A zero bias for o_proj where q, k and v have one: NxDI's Llama has all four or none
@@ -66,12 +71,13 @@ class Plan:
         if q_bias not in draft.names or o_bias in draft.names:
             return
         dtype, hidden = draft.tensor(q_bias).dtype, draft.config.hidden_size
-        zeros = ComputedTensor(o_bias, (hidden,), dtype, lambda: _zeros(hidden, dtype), "zeros")
-        self.outputs.append(zeros)
+        bias = ComputedTensor(o_bias, (hidden,), dtype, lambda: zeros(hidden, dtype), "zeros")
+        self.outputs.append(bias)
         self.decisions.append(f"wrote {o_bias} as zeros: NxDI has biases on q, k, v and o or none")
 
 
-def _zeros(count: int, dtype: str) -> Iterator[Tensor]:
+def zeros(count: int, dtype: str) -> Iterator[Tensor]:
+    """Values of a vector of zeros, for a `ComputedTensor`."""
     import torch
 
     yield torch.zeros(count, dtype=getattr(torch, TORCH_DTYPES[dtype]))
@@ -97,6 +103,15 @@ def refuse_quantized(stored: StoredTensor) -> None:
 
 # Fields of published configs that other fields of ours replace.
 _REPLACED_FIELDS = ("bias", "dtype", "rope_parameters")
+# Fields of the speculators form, which NxDI cannot read.
+_SPECULATORS_FIELDS = (
+    "speculators_model_type",
+    "speculators_version",
+    "speculators_config",
+    "transformer_layer_architecture",
+    "fusion_bias",
+    "layernorms",
+)
 
 
 def draft_config(draft: Identity, target: Identity) -> dict[str, Any]:
@@ -106,7 +121,8 @@ def draft_config(draft: Identity, target: Identity) -> dict[str, Any]:
     published configs contradict their files (SafeAILab/EAGLE#100).
     """
     config, pad = draft.config, draft.config.pad_token_id
-    raw = {key: value for key, value in config.raw.items() if key not in _REPLACED_FIELDS}
+    dropped = (*_REPLACED_FIELDS, *_SPECULATORS_FIELDS)
+    raw = {key: value for key, value in config.raw.items() if key not in dropped}
     return {
         **raw,
         "architectures": ["LlamaForCausalLM"],
@@ -116,7 +132,7 @@ def draft_config(draft: Identity, target: Identity) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "torch_dtype": TORCH_DTYPES[draft_dtype(draft)],
         "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
+        "rope_scaling": None if config.rope_kind == "default" else config.rope_scaling,
         "num_key_value_heads": config.num_key_value_heads,
         "pad_token_id": target.config.pad_token_id if pad is None else pad,
     }
@@ -132,6 +148,7 @@ def row_bytes(stored: StoredTensor) -> int:
     return stored.shape[1] * ITEM_BYTES[stored.dtype]
 
 
-def _origin(source: StoredTensor, dtype: str) -> str:
+def origin(source: StoredTensor, dtype: str) -> str:
+    """Where a copied tensor came from, for a decision."""
     cast = "" if source.dtype == dtype else f", cast from {source.dtype} to {dtype}"
     return f"{source.name} {list(source.shape)} in {source.path}{cast}"

@@ -9,7 +9,7 @@ from neuron_spec.checkpoints.plans.base import Plan, config_decisions, draft_con
 
 def plan(draft: Identity, target: Identity) -> Plan:
     """See `neuron_spec.checkpoints.formats.eagle` for the layout."""
-    result = Plan(config=draft_config(draft, target))
+    result = Plan(config={**draft_config(draft, target), "num_hidden_layers": 1})
     result.carry_over(draft)
     for name in (LM_HEAD, EMBEDDING):
         if name not in draft.names:

@@ -1,14 +1,7 @@
-"""EAGLE-3: NxDI's key names, the LM head widened to the target's vocabulary, a flat config.
-
-NxDI 0.9 knows no draft vocabulary: its LM head has the target's rows. The rows of tokens that the
-draft cannot propose are filled with the mean of the trained rows, so that their logit is the mean
-of all trained logits: never above the largest one, whatever its sign, so greedy drafting, the only
-kind NxDI does, is unchanged. Zero rows would win whenever all trained logits are negative.
-"""
+"""EAGLE-3: NxDI's key names, the LM head widened to the target's vocabulary, a flat config."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from neuron_spec.checkpoints.formats.eagle import EMBEDDING, LM_HEAD
@@ -19,11 +12,8 @@ from neuron_spec.checkpoints.plans.base import (
     config_decisions,
     draft_config,
     draft_dtype,
-    refuse_quantized,
-    row_bytes,
 )
-from neuron_spec.checkpoints.tensors import COPY_BYTES
-from neuron_spec.checkpoints.writer import ComputedTensor
+from neuron_spec.checkpoints.plans.widening import widen
 from neuron_spec.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -38,9 +28,6 @@ _DROPPED_FIELDS = (
     "norm_output",
     "fc_norm",
     "embed_requires_grad",
-    "speculators_model_type",
-    "speculators_version",
-    "speculators_config",
 )
 
 
@@ -75,47 +62,19 @@ def plan(draft: Identity, target: Identity) -> Plan:
 
 
 def _widen(result: Plan, draft: Identity) -> None:
-    head = draft.tensor(LM_HEAD)
-    refuse_quantized(head)
+    head, vocab = draft.tensor(LM_HEAD), draft.config.vocab_size
     token_ids, reading = target_token_ids(draft)
-    vocab = draft.config.vocab_size
-    shape = (vocab, head.shape[1])
-    how = f"rows scattered by d2t ({reading}), the other rows are the mean of all of them"
-
-    def values() -> Iterator[Tensor]:
-        rows = draft.files.read(head.name)
-        return widened(rows, token_ids, vocab, max(1, COPY_BYTES // row_bytes(head)))
-
-    sources = (head, draft.tensor(D2T))
-    result.outputs.append(ComputedTensor(LM_HEAD, shape, head.dtype, values, how, sources))
-    result.decisions.append(f"widened {LM_HEAD} from {head.shape[0]} to {vocab} rows: {how}")
-
-
-def widened(
-    rows: Tensor, token_ids: Tensor, vocab_size: int, num_block_rows: int
-) -> Iterator[Tensor]:
-    """A reduced LM head over the whole vocabulary, block by block.
-
-    Args:
-        rows: [draft vocab, hidden] the trained head.
-        token_ids: [draft vocab] int64, strictly increasing: the target's token of each row.
-        num_block_rows: rows of one block.
-
-    Returns:
-        Blocks [rows, hidden] in the dtype of `rows`, `vocab_size` rows together.
-    """
-    import torch
-
-    total = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for block in rows.split(num_block_rows):
-        total += block.double().sum(dim=0)
-    mean = (total / len(rows)).to(rows.dtype)
-    for start in range(0, vocab_size, num_block_rows):
-        end = min(start + num_block_rows, vocab_size)
-        first, last = torch.searchsorted(token_ids, torch.tensor([start, end])).tolist()
-        block = mean.expand(end - start, -1).clone()
-        block[token_ids[first:last] - start] = rows[first:last]
-        yield block
+    output = widen(
+        LM_HEAD,
+        head,
+        draft.files,
+        token_ids=token_ids,
+        vocab_size=vocab,
+        source_map=draft.tensor(D2T),
+        reading=reading,
+    )
+    result.outputs.append(output)
+    result.decisions.append(f"widened {LM_HEAD} from {head.shape[0]} to {vocab} rows: {output.how}")
 
 
 def target_token_ids(draft: Identity) -> tuple[Tensor, str]:
