@@ -1,14 +1,17 @@
 """Greedy match: keep the longest drafted prefix that the target would have chosen itself.
 
 Stern et al. 2018 (arXiv:1811.03115), section 3; NxDI's fused speculation applies the same rule on
-the device (`models/model_base.py`).
+the device (`models/model_base.py`). On a tree: follow the child that equals the target's argmax.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from neuron_spec.rules.verdict import Verdict
+from neuron_spec.rules.matching import match_chain, match_tree
+from neuron_spec.rules.uniforms import Uniforms
+from neuron_spec.rules.verdict import TreeVerdict, Verdict, check_shapes
+from neuron_spec.trees import Tree
 
 
 def verify(draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
@@ -31,8 +34,27 @@ def verify(draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
             f"target_logits {tuple(target_logits.shape)} does not score draft_tokens "
             f"{tuple(draft_tokens.shape)}: expected [{batch}, {num_draft_tokens + 1}, vocab]"
         )
-    target_tokens = target_logits.argmax(dim=-1)  # [batch, k + 1]
-    matches = (draft_tokens == target_tokens[:, :-1]).long()  # [batch, k]
-    num_accepted = matches.cumprod(dim=1).sum(dim=1)  # [batch]
-    next_tokens = target_tokens.gather(1, num_accepted[:, None]).squeeze(1)
-    return Verdict(num_accepted, next_tokens)
+    return match_chain(draft_tokens, target_logits.argmax(dim=-1))
+
+
+def verify_probs(
+    draft_tokens: Tensor, draft_probs: Tensor | None, target_probs: Tensor, uniforms: Uniforms
+) -> Verdict:
+    """`verify` with the signature of every rule, see `ChainRule`; only two arguments count.
+
+    Logits do as well as probabilities for `target_probs`, and are safer: rounding in a softmax can
+    make a tie of two logits that differ.
+    """
+    return verify(draft_tokens, target_probs)
+
+
+def verify_tree(
+    tree: Tree,
+    draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    target_probs: Tensor,
+    uniforms: Uniforms,
+) -> TreeVerdict:
+    """Follow the target's argmax through the tree, see `TreeRule`; logits do as well."""
+    check_shapes(tree, draft_tokens, None, target_probs)
+    return match_tree(tree, draft_tokens, target_probs.argmax(dim=-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from neuron_spec.errors import SpecError, nearest
 from neuron_spec.spec.schema import BuildSpec
+from neuron_spec.trees import Tree
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,7 +32,11 @@ def load_spec(path: str | Path) -> BuildSpec:
     path = Path(path)
     data = _read_toml(path)
     faults = [f"'{key}' is not a key of a build spec" for key in _SET_ON_LOADING if key in data]
-    settings = {**data, "name": path.stem, "base_directory": path.absolute().parent}
+    settings = {
+        **_with_tree_file(data, path.absolute().parent),
+        "name": path.stem,
+        "base_directory": path.absolute().parent,
+    }
     try:
         spec = BuildSpec.model_validate(settings)
     except ValidationError as error:
@@ -53,6 +59,23 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"not valid TOML: {error}", where=path) from None
     except OSError as error:
         raise SpecError(f"cannot be read: {error.strerror}", where=path) from None
+
+
+def _with_tree_file(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """`draft.tree` may name a JSON file: a list of rank paths, or NxDI's table of children."""
+    draft = data.get("draft")
+    if not isinstance(draft, dict) or not isinstance(draft.get("tree"), str):
+        return data
+    path = base / draft["tree"]
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"draft.tree cannot be read: {error.strerror}", where=path) from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"draft.tree is not valid JSON: {error}", where=path) from None
+    if isinstance(tree, dict):
+        tree = Tree.from_children(tree).paths
+    return {**data, "draft": {**draft, "tree": tree}}
 
 
 def _explain(fault: ErrorDetails) -> str:

@@ -8,22 +8,38 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-DraftMethod = Literal["none", "model", "eagle", "eagle3", "ngram"]
-Rule = Literal["greedy"]
+from neuron_spec.errors import SpecError
+from neuron_spec.spec.emulation import emulation_faults
+from neuron_spec.spec.neuron import NeuronSpec
+from neuron_spec.spec.section import Section
+from neuron_spec.trees import Tree
+
+DraftMethod = Literal[
+    "none",
+    "model",
+    "medusa",
+    "hydra",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "early-exit",
+    "ngram",
+    "suffix",
+]
+Rule = Literal["greedy", "rejection", "lenient", "typical", "sample-match"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda"]
+VocabularyMatch = Literal["same", "intersection"]
 
 DRAFT_METHODS: tuple[str, ...] = get_args(DraftMethod)
 RULES: tuple[str, ...] = get_args(Rule)
-METHODS_WITHOUT_MODEL = ("none", "ngram")
-
-
-class Section(BaseModel):
-    """A table of the spec: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+METHODS_WITHOUT_MODEL = ("none", "mtp", "early-exit", "ngram", "suffix")
+METHODS_WITH_TREE = ("model", "medusa", "hydra", "eagle", "eagle3", "mtp", "early-exit")
+METHODS_WITH_DYNAMIC_TREE = ("model", "eagle", "eagle3", "mtp", "early-exit")
+METHODS_THAT_SAMPLE = ("model", "hydra", "eagle", "eagle3", "mtp", "early-exit")
+MAX_CHAIN = 31
 
 
 class TargetSpec(Section):
@@ -35,6 +51,15 @@ class TargetSpec(Section):
     dtype: Dtype = Field("bfloat16", description="Type of weights and arithmetic on Neuron.")
 
 
+class DynamicTreeSpec(Section):
+    """A draft tree that follows the draft's confidence (EAGLE-2, arXiv:2406.16858)."""
+
+    depth: int = Field(5, ge=1, le=16, description="Levels of the tree.")
+    top_k: int = Field(
+        8, ge=1, le=32, description="Nodes expanded at every level, and proposals of each."
+    )
+
+
 class DraftSpec(Section):
     """Whatever proposes tokens."""
 
@@ -43,10 +68,56 @@ class DraftSpec(Section):
         None, description="Directory or hub id of the draft checkpoint, as published or prepared."
     )
     num_draft_tokens: int = Field(
-        4, ge=1, le=31, description="Draft length k; the target scores k + 1 positions a step."
+        4,
+        ge=1,
+        le=255,
+        description="Draft length k; the target scores k + 1 positions a step. In a tree, its "
+        "nodes: by default as many as the tree has.",
+    )
+    tree: tuple[tuple[int, ...], ...] = Field(
+        (),
+        description="Draft tree of fixed shape as rank paths, [[0], [1], [0, 0]]: or a JSON file "
+        "of such paths, or of NxDI's token_tree_config. Empty: a chain.",
+    )
+    dynamic_tree: DynamicTreeSpec | None = Field(
+        None, description="A tree that follows the draft's confidence instead of a fixed shape."
+    )
+    sampled: bool = Field(
+        False,
+        description="Draw drafted tokens from the draft's distribution (rules rejection and "
+        "lenient) instead of taking its best ones, as NxDI does.",
+    )
+    by_load: tuple[tuple[int, int], ...] = Field(
+        (),
+        description="[[1, 4], [8, 2], [17, 0]]: from so many running requests on, this k; "
+        "empty: num_draft_tokens at every load.",
     )
     ngram_sizes: tuple[int, int] = Field(
         (1, 3), description="Shortest and longest suffix that `ngram` looks up, in tokens."
+    )
+    suffix_depth: int = Field(
+        24,
+        ge=2,
+        le=256,
+        description="Longest string that `suffix` counts: matched and proposed tokens together.",
+    )
+    suffix_min_probability: float = Field(
+        0.1, ge=0, le=1, description="`suffix` stops where its estimate falls below this."
+    )
+    suffix_answers: int = Field(
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Earlier answers that `suffix` keeps, the oldest dropped first, each of their "
+        "tokens about 300 bytes; 0: none.",
+    )
+    exit_layer: int | None = Field(
+        None, ge=1, description="`early-exit` drafts with so many of the target's first layers."
+    )
+    vocabulary: VocabularyMatch = Field(
+        "same",
+        description="Of `model`: same, the draft has the target's tokenizer; intersection, it has "
+        "another one and proposes the tokens that both have (reference backend only).",
     )
 
     @model_validator(mode="after")
@@ -56,6 +127,70 @@ class DraftSpec(Section):
             raise ValueError(f"draft.model is given but draft.method is '{self.method}'")
         if self.model is None and takes_model:
             raise ValueError(f"draft.method '{self.method}' needs draft.model")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_tree_has_its_own_length(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "num_draft_tokens" in data:
+            return data
+        tree = data.get("tree")
+        return (
+            {**data, "num_draft_tokens": len(tree)}
+            if isinstance(tree, (list, tuple)) and tree
+            else data
+        )
+
+    @model_validator(mode="after")
+    def _shape_and_method_agree(self) -> DraftSpec:
+        if self.tree and self.dynamic_tree:
+            raise ValueError("draft.tree and draft.dynamic_tree exclude each other")
+        if self.tree and self.method not in METHODS_WITH_TREE:
+            raise ValueError(f"draft.tree: draft.method '{self.method}' drafts no trees")
+        if self.dynamic_tree and self.method not in METHODS_WITH_DYNAMIC_TREE:
+            raise ValueError(f"draft.dynamic_tree: not with draft.method '{self.method}'")
+        if self.tree:
+            try:
+                num_nodes = Tree.from_paths(self.tree).num_draft_tokens
+            except SpecError as error:
+                raise ValueError(f"draft.tree: {error}") from None
+            if self.num_draft_tokens > num_nodes:
+                found = f"draft.num_draft_tokens {self.num_draft_tokens}"
+                raise ValueError(f"{found}: the tree has {num_nodes} nodes")
+        elif not self.dynamic_tree and self.num_draft_tokens > MAX_CHAIN:
+            found = f"draft.num_draft_tokens: a chain has at most {MAX_CHAIN}"
+            raise ValueError(f"{found} (found {self.num_draft_tokens})")
+        if self.sampled and (self.tree or self.dynamic_tree):
+            raise ValueError("draft.sampled: trees take the draft's best tokens")
+        if self.sampled and self.method not in METHODS_THAT_SAMPLE:
+            raise ValueError(f"draft.sampled: draft.method '{self.method}' has no distribution")
+        return self
+
+    @model_validator(mode="after")
+    def _bands_rise(self) -> DraftSpec:
+        starts = [first for first, _ in self.by_load]
+        if starts and (starts[0] != 1 or starts != sorted(set(starts))):
+            raise ValueError("draft.by_load: expected rising loads, the first of them 1")
+        largest = self.num_draft_tokens if self.method != "none" else 0
+        if any(not 0 <= k <= largest for _, k in self.by_load):
+            raise ValueError(f"draft.by_load: expected every k within 0 … {largest}")
+        return self
+
+    @model_validator(mode="after")
+    def _only_early_exit_leaves_early(self) -> DraftSpec:
+        if self.method == "early-exit" and self.exit_layer is None:
+            raise ValueError("draft.method 'early-exit' needs draft.exit_layer")
+        if self.method != "early-exit" and self.exit_layer is not None:
+            raise ValueError(f"draft.exit_layer is given but draft.method is '{self.method}'")
+        return self
+
+    @model_validator(mode="after")
+    def _an_intersection_drafts_greedy_chains(self) -> DraftSpec:
+        if self.vocabulary == "intersection":
+            if self.method != "model":
+                raise ValueError(f"draft.vocabulary: draft.method '{self.method}' has no tokenizer")
+            if self.tree or self.dynamic_tree or self.sampled:
+                raise ValueError("draft.vocabulary: an intersection drafts greedy chains only")
         return self
 
     @model_validator(mode="after")
@@ -69,7 +204,40 @@ class DraftSpec(Section):
 class VerificationSpec(Section):
     """What decides which drafted tokens are kept; this fixes the guarantee."""
 
-    rule: Rule = Field("greedy", description="Verification rule.")
+    rule: Rule = Field(
+        "greedy",
+        description="greedy: temperature 0 only. rejection: sampling, the target's distribution. "
+        "sample-match: the same law with drafts that are not drawn. lenient and typical keep more "
+        "and change the distribution.",
+    )
+    lenience: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Of `lenient`: drafts are accepted with target / (lenience x draft).",
+    )
+    epsilon: float | None = Field(
+        None, gt=0, lt=1, description="Of `typical`: accepted above this probability; 0.09."
+    )
+    delta: float | None = Field(
+        None, gt=0, description="Of `typical`: accepted above delta x exp(-entropy); 0.3."
+    )
+
+    @model_validator(mode="after")
+    def _parameters_belong_to_the_rule(self) -> VerificationSpec:
+        owners = {"lenience": "lenient", "epsilon": "typical", "delta": "typical"}
+        for name, rule in owners.items():
+            if getattr(self, name) is not None and self.rule != rule:
+                raise ValueError(f"verification.{name} belongs to rule '{rule}'")
+        if self.rule == "lenient" and self.lenience is None:
+            raise ValueError("verification.rule 'lenient' needs verification.lenience")
+        return self
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The parameters that are set, by name."""
+        values = {name: getattr(self, name) for name in ("lenience", "epsilon", "delta")}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class ShapeSpec(Section):
@@ -93,16 +261,6 @@ class ShapeSpec(Section):
         return self
 
 
-class NeuronSpec(Section):
-    """Where and how the artifact is compiled for Trainium or Inferentia."""
-
-    instance: str = Field(description="EC2 instance type, as trn2.48xlarge.")
-    tp_degree: int = Field(1, ge=1, description="Tensor-parallel degree.")
-    config: dict[str, Any] = Field(
-        default_factory=dict, description="Passed through to NxDI's NeuronConfig."
-    )
-
-
 class ReferenceSpec(Section):
     """How the reference backend runs."""
 
@@ -110,6 +268,11 @@ class ReferenceSpec(Section):
     dtype: Dtype = Field("float32", description="Type of weights and arithmetic.")
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads; None leaves PyTorch's choice."
+    )
+    emulate: Literal["nxdi"] | None = Field(
+        None,
+        description="nxdi: compute what NxDI 0.9 computes, also where that departs from the "
+        "textbook, for debugging side by side.",
     )
 
 
@@ -126,6 +289,12 @@ class BuildSpec(Section):
     base_directory: Path = Field(
         default_factory=Path.cwd, exclude=True, description="What relative paths are relative to."
     )
+
+    @model_validator(mode="after")
+    def _nxdi_can_do_what_is_emulated(self) -> BuildSpec:
+        if self.reference.emulate and (faults := emulation_faults(self)):
+            raise ValueError("\n  ".join(faults))
+        return self
 
     @property
     def speculates(self) -> bool:

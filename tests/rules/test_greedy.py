@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_spec.rules import RULES
-from neuron_spec.rules.greedy import verify
+from neuron_spec.rules import CHAIN_RULES, RULES, Uniforms
+from neuron_spec.rules.greedy import verify, verify_tree
+from neuron_spec.trees import Tree
 
 NUM_TOKENS = 4
 Chains = list[list[int]]
@@ -95,3 +96,44 @@ def test_the_message_names_both_shapes() -> None:
 
 def test_the_dispatch_table_names_it() -> None:
     assert RULES["greedy"] is verify
+
+
+NO_NUMBERS = Uniforms(torch.empty(0), torch.empty(0))
+TREE = Tree.from_paths([[0], [1], [0, 0], [1, 0], [1, 1], [1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("target", "route", "next_token"),
+    [
+        # The target's choice after the root and after each of the six nodes; drafted are the ids
+        # 1 and 2 after the root, 3 after 1, 4 and 5 after 2, 6 after 5.
+        ((7, 0, 0, 0, 0, 0, 0), (0, -1, -1, -1), 7),
+        ((1, 7, 0, 0, 0, 0, 0), (0, 1, -1, -1), 7),
+        ((1, 3, 0, 7, 0, 0, 0), (0, 1, 3, -1), 7),
+        ((2, 3, 5, 0, 0, 6, 7), (0, 2, 5, 6), 7),
+        ((2, 3, 4, 0, 6, 0, 0), (0, 2, 4, -1), 6),
+        ((2, 3, 3, 0, 0, 0, 0), (0, 2, -1, -1), 3),
+        ((3, 3, 5, 7, 6, 6, 6), (0, -1, -1, -1), 3),
+    ],
+)
+def test_the_tree_is_followed_as_far_as_the_target_goes(
+    target: tuple[int, ...], route: tuple[int, ...], next_token: int
+) -> None:
+    drafted = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    verdict = verify_tree(TREE, drafted, None, one_hot(*target), NO_NUMBERS)
+    assert verdict.nodes.tolist() == [list(route)]
+    assert verdict.next_tokens.tolist() == [next_token]
+    assert verdict.num_accepted.tolist() == [sum(node > 0 for node in route)]
+
+
+def test_the_uniform_signature_ignores_draft_and_numbers() -> None:
+    drafted, target = torch.tensor([[3, 5]]), one_hot(3, 4, 7)
+    verdict = CHAIN_RULES["greedy"](drafted, None, target, NO_NUMBERS)
+    assert (verdict.num_accepted.item(), verdict.next_tokens.item()) == (1, 4)
+
+
+def test_a_tree_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="for this tree"):
+        verify_tree(TREE, torch.zeros(1, 5).long(), None, one_hot(*[0] * 6), NO_NUMBERS)
+    with pytest.raises(ValueError, match="does not score"):
+        verify_tree(TREE, torch.zeros(1, 6).long(), None, one_hot(*[0] * 6), NO_NUMBERS)

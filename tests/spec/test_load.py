@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from neuron_spec.drafters import DRAFTERS
 from neuron_spec.errors import SpecError
-from neuron_spec.rules import RULES
+from neuron_spec.rules import CHAIN_RULES, TREE_RULES
 from neuron_spec.spec import BuildSpec, load_spec, schema
 
 COMPILE = Path(__file__).parents[2] / "compile"
@@ -90,7 +90,7 @@ def test_a_loaded_spec_is_frozen(tmp_path: Path) -> None:
             TARGET + "[neuron]\ninstance = 'x'\ntp_degre = 1\n",
             "unknown key 'neuron.tp_degre': did you mean 'tp_degree'?",
         ),
-        (TARGET + "[verification]\nqqqq = 1\n", "unknown key 'verification.qqqq': known: rule"),
+        (TARGET + "[verification]\nqqqq = 1\n", "unknown key 'verification.qqqq': known: "),
     ],
 )
 def test_a_misspelt_key_is_told_the_nearest(tmp_path: Path, text: str, expected: str) -> None:
@@ -105,7 +105,7 @@ def test_a_misspelt_key_is_told_the_nearest(tmp_path: Path, text: str, expected:
         ("target = 'x'\n", "target: "),
         (
             TARGET + "[draft]\nmethod = 'eagel'\n",
-            "draft.method: Input should be 'none', 'model', 'eagle', 'eagle3' or 'ngram'",
+            "draft.method: Input should be 'none', 'model', ",
         ),
         (TARGET + "[draft]\nmethod = 'eagle'\n", "draft.method 'eagle' needs draft.model"),
         (TARGET + "[draft]\nmodel = 'x'\n", "draft.model is given but draft.method is 'none'"),
@@ -118,7 +118,7 @@ def test_a_misspelt_key_is_told_the_nearest(tmp_path: Path, text: str, expected:
             "shape.max_prompt_tokens 9 is larger than shape.max_total_tokens 8",
         ),
         (TARGET + "[neuron]\ntp_degree = 1\n", "missing key 'neuron.instance'"),
-        (TARGET + "[verification]\nrule = 'typical'\n", "verification.rule: "),
+        (TARGET + "[verification]\nrule = 'lossless'\n", "verification.rule: "),
         ("name = 'x'\n" + TARGET, "'name' is not a key of a build spec"),
     ],
 )
@@ -169,7 +169,7 @@ def test_there_are_specs_in_the_repository() -> None:
 
 
 def test_the_specs_choices_are_the_dispatch_tables() -> None:
-    assert set(schema.RULES) == set(RULES)
+    assert set(schema.RULES) == set(CHAIN_RULES) == set(TREE_RULES)
     assert set(schema.DRAFT_METHODS) - {"none"} == set(DRAFTERS)
 
 
