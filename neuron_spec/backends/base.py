@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from neuron_spec.sampling import SamplingParams
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,18 +23,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an opened artifact can hold; all lengths in tokens.
+    """What an opened artifact can hold and do; all lengths in tokens.
 
     Attributes:
         max_total_tokens: prompt plus output of one request. The compiled length is larger by
             k + 1, so that a step may always look k + 1 positions ahead.
         num_draft_tokens: the largest k a step may be asked for; 0 without a draft.
+        can_sample: whether its verification rule is one for sampled output; otherwise requests
+            are greedy.
     """
 
     batch_size: int
     max_prompt_tokens: int
     max_total_tokens: int
     num_draft_tokens: int
+    can_sample: bool = False
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the tokens of one request are chosen, and what is told about them.
+
+    Attributes:
+        stop_token_ids: the ids that `sampling.min_tokens` forbids at first.
+        num_logprobs: how many of the likeliest ids are told at every token, beside the token
+            itself; None for no log-probabilities at all.
+    """
+
+    sampling: SamplingParams = SamplingParams()
+    stop_token_ids: frozenset[int] = frozenset()
+    num_logprobs: int | None = None
+
+
+GREEDY = Decoding()
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities where one output token was chosen: of the target's own distribution,
+    before temperature and the other sampling options.
+
+    Attributes:
+        logprob: of the token.
+        top: (id, log-probability) of the likeliest ids, likeliest first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -42,10 +79,12 @@ class PrefillResult:
     Attributes:
         token: its id.
         logits: [vocab] float32 logits it was chosen from, or None where a device keeps them.
+        logprobs: of the token, if the request wants them.
     """
 
     token: int
     logits: Tensor | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +96,16 @@ class StepResult:
             one when nothing was drafted); 1 … k + 1 ids.
         num_drafted: proposals that were verified, at most k.
         num_accepted: how many of them were kept; always `len(tokens) - 1`.
+        logprobs: of every token, if the request wants them.
+        num_positions: depth of the verified tree; None for chains, where it is `num_drafted`.
     """
 
     slot: int
     tokens: tuple[int, ...]
     num_drafted: int
     num_accepted: int
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    num_positions: int | None = None
 
 
 class Speculator(Protocol):
@@ -72,7 +115,9 @@ class Speculator(Protocol):
     def limits(self) -> Limits:
         """What it can hold."""
 
-    def prefill(self, slot: int, prompt_ids: Sequence[int]) -> PrefillResult:
+    def prefill(
+        self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
+    ) -> PrefillResult:
         """Start a sequence in a free slot and return its first new token.
 
         Raises:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from neuron_spec.backends.base import Limits, PrefillResult, StepResult
+from neuron_spec.backends.base import GREEDY, Decoding, Limits, PrefillResult, StepResult
 
 DEFAULT_LIMITS = Limits(
     batch_size=2, max_prompt_tokens=64, max_total_tokens=128, num_draft_tokens=4
@@ -51,8 +51,10 @@ class ScriptedSpeculator:
         """What it pretends to hold."""
         return self._limits
 
-    def prefill(self, slot: int, prompt_ids: Sequence[int]) -> PrefillResult:
-        """The reply's first token."""
+    def prefill(
+        self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
+    ) -> PrefillResult:
+        """The reply's first token, however it is to be decoded."""
         if not 0 <= slot < self._limits.batch_size or slot in self._running:
             raise ValueError(f"slot {slot} is not free")
         sequence = self._find(tuple(prompt_ids))

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 
-from neuron_spec.cli.common import json_option, out, print_json, spec_argument
+from neuron_spec.cli.common import json_option, out, plain, print_json, spec_argument
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
@@ -19,13 +18,20 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
     epilog="Example: neuron-spec check compile/smollm2-135m-eagle.cpu.toml",
 )
 @spec_argument
+@click.option(
+    "--show-config", is_flag=True,
+    help="Print what NxD Inference is configured with instead, and why; needs no checkpoint.",
+)  # fmt: skip
 @json_option
 @click.pass_context
-def command(context: click.Context, spec_path: Path, as_json: bool) -> None:
+def command(context: click.Context, spec_path: Path, show_config: bool, as_json: bool) -> None:
     """Find every error of SPEC before compiling, and say which guarantee its rule gives.
 
     Exit code 2 if there are errors.
     """
+    if show_config:
+        _show_config(spec_path, as_json)
+        return
     from neuron_spec.platforms.neuron_packages import neuron_packages
     from neuron_spec.preflight import check
     from neuron_spec.spec import claims_of, load_spec
@@ -54,14 +60,34 @@ def _print(spec: Any, findings: Any, claims: Any, packages: Any) -> None:
     for finding in findings:
         colour = _COLOURS[finding.severity]
         console.print(
-            f"[bold {colour}]{finding.severity}[/] {finding.code}: {escape(finding.message)}"
+            f"[bold {colour}]{finding.severity}[/] {finding.code}: {plain(finding.message)}"
         )
-        console.print(f"  mend: {escape(finding.remedy)}")
-        console.print(f"  source: {escape(finding.source)}")
+        console.print(f"  mend: {plain(finding.remedy)}")
+        console.print(f"  source: {plain(finding.source)}")
     if not findings:
         console.print("[bold green]no findings[/]: this spec can be compiled")
     console.print(f"verification rule '{spec.verification.rule}':")
     for claim in claims:
-        console.print(f"  {claim.level}: {claim.status} ({escape(claim.source)})")
-    console.print(f"  {escape(NUMERICS)}")
+        console.print(f"  {claim.level}: {claim.status} ({plain(claim.source)})")
+    console.print(f"  {plain(NUMERICS)}")
     console.print("Neuron packages: " + ", ".join(str(package) for package in packages))
+
+
+def _show_config(spec_path: Path, as_json: bool) -> None:
+    from neuron_spec.backends.neuron.config import render
+    from neuron_spec.backends.neuron.reading import facts_here
+    from neuron_spec.spec import load_spec
+
+    spec = load_spec(spec_path)
+    config = render(spec, facts_here(spec))
+    if as_json:
+        print_json(config.as_dict())
+        return
+    console = out()
+    for title, table in config.sections:
+        console.print(f"[bold]{plain(title)}[/]")
+        for name, setting in table.items():
+            why = f"  [dim]# {plain(setting.reason)}[/]" if setting.reason else ""
+            console.print(f"  {name} = {plain(repr(setting.value))}{why}")
+    for assumption in config.assumptions:
+        console.print(f"[yellow]assumed[/] {plain(assumption)}")

@@ -26,6 +26,13 @@ from neuron_spec.errors import UserError
 )  # fmt: skip
 @click.option("-n", "--max-new-tokens", type=click.IntRange(min=0), default=128, show_default=True)
 @click.option("--stop", multiple=True, help="String that ends the output; can be given often.")
+@click.option(
+    "-t", "--temperature", type=float, default=0.0, show_default=True,
+    help="0 is greedy; more needs an artifact whose verification rule samples.",
+)  # fmt: skip
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus.")
+@click.option("--top-k", type=int, default=0, help="Likeliest tokens that stay.  [default: all]")
+@click.option("--seed", type=int, help="Of the random numbers.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
 @click.option("--no-speculation", is_flag=True, help="Decode with the target alone.")

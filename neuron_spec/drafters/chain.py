@@ -1,4 +1,4 @@
-"""Chain drafting with a model that has a KV cache: each proposal is the input of the next.
+"""Drafting with a model that has a KV cache: proposals grow below the last committed token.
 
 What was committed since the last proposal waits as "pending" and is run together with the next
 step's first proposal. Pending inputs replace the draft's guesses in its cache, so the cache always
@@ -7,17 +7,13 @@ equals that of a draft that has seen the committed text alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Forward = Callable[[Tensor, Tensor, Sequence[int], int], Tensor]
-"""(tokens [rows, n], features [rows, n, feature], start position of each row, first slot)
--> output features [rows, n, hidden]."""
-Logits = Callable[[Tensor], Tensor]
-"""hidden [..., hidden] -> logits [..., vocab]."""
+from neuron_spec.drafters.base import Choose, Proposal, choose_best
+from neuron_spec.drafters.growth import Forward, Grow, Logits, Root, grow_chain
 
 
 @dataclass
@@ -49,8 +45,8 @@ class _Pending:
 class ChainDrafter:
     """Drafts with a language model of its own (arXiv:2211.17192): token t sits at position t."""
 
-    def __init__(self, forward: Forward, logits: Logits) -> None:
-        self._forward, self._logits = forward, logits
+    def __init__(self, forward: Forward, logits: Logits, grow: Grow = grow_chain) -> None:
+        self._forward, self._logits, self._grow = forward, logits, grow
         self._pending: dict[int, _Pending] = {}
 
     def begin(self, slot: int, tokens: Tensor, features: Tensor) -> None:
@@ -65,18 +61,16 @@ class ChainDrafter:
         """See `Drafter.release`."""
         self._pending.pop(slot, None)
 
-    def propose(self, num_rows: int, num_draft_tokens: int) -> Tensor:
-        """See `Drafter.propose`; chains are greedy and always whole."""
+    def propose(
+        self, num_rows: int, num_draft_tokens: int, choose: Choose = choose_best
+    ) -> Proposal:
+        """See `Drafter.propose`; proposals are always whole."""
         for slot, pending in self._pending.items():
             if len(pending.tokens) > num_draft_tokens + 1:  # speculation was off for a while
                 self._pending[slot] = self._caught_up(slot, pending)
         feature, ends = self._run_pending(num_rows)
-        proposals = [self._logits(feature).argmax(dim=-1)]  # each [rows, 1]
-        for depth in range(1, num_draft_tokens):
-            starts = [end + depth - 1 for end in ends]
-            feature = self._forward(proposals[-1], feature, starts, 0)
-            proposals.append(self._logits(feature).argmax(dim=-1))
-        return torch.cat(proposals, dim=1)
+        root = Root(self._forward, self._logits, feature, ends)
+        return self._grow(root, num_draft_tokens, choose)
 
     def _start(self, slot: int, tokens: Tensor, features: Tensor) -> None:
         self._pending[slot] = self._caught_up(slot, _Pending(0, tokens, features))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from neuron_spec.backends.base import TokenLogprobs
 from neuron_spec.metrics import AcceptanceCounts
 
 Origin = Literal["plain", "accepted", "corrected", "bonus"]
@@ -18,6 +19,7 @@ class TokenEvent:
     Attributes:
         text: what this token adds to the text; may be empty while a character or a possible stop
             string is incomplete.
+        logprobs: of the token, if the request wants them.
         origin: `accepted` draft, the target's `corrected` token after a rejection, its `bonus`
             after a fully accepted block, or `plain` where nothing was drafted.
     """
@@ -26,6 +28,7 @@ class TokenEvent:
     token_id: int
     text: str
     origin: Origin
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,22 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from neuron_spec.backends.base import Speculator, StepResult
+from neuron_spec.backends.base import Speculator, StepResult, TokenLogprobs
+from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import Event, FinishEvent, FinishReason, Origin, Timing, TokenEvent
 from neuron_spec.engine.request import Request
 from neuron_spec.engine.stopping import Decode, OutputCutter
 from neuron_spec.metrics import AcceptanceCounts
+
+
+class _Committed(NamedTuple):
+    """One committed token on its way to the output."""
+
+    token: int
+    origin: Origin
+    logprobs: TokenLogprobs | None
 
 
 @dataclass
@@ -34,9 +44,11 @@ class _Running:
 class DecodeLoop:
     """Runs requests on a speculator's slots; first come, first served."""
 
-    def __init__(self, speculator: Speculator, decode: Decode, *, num_draft_tokens: int) -> None:
+    def __init__(
+        self, speculator: Speculator, decode: Decode, *, draft_length: DraftLength
+    ) -> None:
         self._speculator, self._decode = speculator, decode
-        self._num_draft_tokens = num_draft_tokens
+        self._draft_length = draft_length
         self._waiting: deque[_Running] = deque()
         self._slots: dict[int, _Running] = {}
         self._next_id = 0
@@ -78,7 +90,7 @@ class DecodeLoop:
         """One round: fill free slots (a prefill each), then one step of all that run."""
         events = [event for slot in self._free_slots() for event in self._admit(slot)]
         if self._slots:
-            for result in self._speculator.step(self._num_draft_tokens):
+            for result in self._speculator.step(self._draft_length.at(len(self._slots))):
                 events += self._take(result)
         return events
 
@@ -104,22 +116,26 @@ class DecodeLoop:
                 yield self._finish_event(running, running.output.reason)
                 continue
             self._slots[slot] = running  # before the prefill: if that fails, `close` frees the slot
-            first = self._speculator.prefill(slot, running.request.prompt_ids)
+            request = running.request
+            first = self._speculator.prefill(slot, request.prompt_ids, request.decoding)
             running.first_token_at = time.perf_counter()
-            yield from self._push(slot, [(first.token, "plain")])
+            yield from self._push(slot, [_Committed(first.token, "plain", first.logprobs)])
 
     def _take(self, result: StepResult) -> Iterator[Event]:
         running = self._slots[result.slot]
-        running.acceptance.add_step(result.num_drafted, result.num_accepted)
-        origins = _origins(result)
-        yield from self._push(result.slot, list(zip(result.tokens, origins, strict=True)))
+        running.acceptance.add_step(result.num_drafted, result.num_accepted, result.num_positions)
+        logprobs = result.logprobs or [None] * len(result.tokens)
+        parts = zip(result.tokens, _origins(result), logprobs, strict=True)
+        yield from self._push(result.slot, [_Committed(*part) for part in parts])
 
-    def _push(self, slot: int, tokens: Sequence[tuple[int, Origin]]) -> Iterator[Event]:
+    def _push(self, slot: int, tokens: Sequence[_Committed]) -> Iterator[Event]:
         """Hand committed tokens to the output, which may end inside the block."""
         running = self._slots[slot]
-        for token, origin in tokens:
-            text = running.output.push(token)
-            yield TokenEvent(running.request_id, token, text, origin)
+        for committed in tokens:
+            text = running.output.push(committed.token)
+            yield TokenEvent(
+                running.request_id, committed.token, text, committed.origin, committed.logprobs
+            )
             if running.output.reason is not None:
                 yield self._leave(slot, running.output.reason)
                 return

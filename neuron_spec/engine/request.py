@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuron_spec.backends.base import Limits
+from neuron_spec.backends.base import Decoding, Limits
 from neuron_spec.errors import RequestError
+from neuron_spec.sampling import SamplingParams
+
+MAX_LOGPROBS = 20  # the OpenAI API's
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,22 @@ class Request:
         stop: strings that end the output; they are cut from it.
         stop_token_ids: ids that end the output (the model's end-of-sequence ids); the id itself
             stays the output's last token.
+        sampling: how tokens are chosen; greedy by default.
+        num_logprobs: how many of the likeliest ids are told at every token, with their
+            log-probabilities and the token's own; None for none of it.
     """
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
+    sampling: SamplingParams = SamplingParams()
+    num_logprobs: int | None = None
+
+    @property
+    def decoding(self) -> Decoding:
+        """What the backend has to know of it."""
+        return Decoding(self.sampling, self.stop_token_ids, self.num_logprobs)
 
     def output_limit(self, limits: Limits) -> int:
         """How many tokens this request may get.
@@ -49,5 +62,21 @@ class Request:
             )
         if any(not text for text in self.stop):
             raise RequestError("an empty stop string", field="stop", expected="non-empty strings")
+        self._check_sampling(limits)
         room = limits.max_total_tokens - length
         return room if self.max_new_tokens is None else min(self.max_new_tokens, room)
+
+    def _check_sampling(self, limits: Limits) -> None:
+        if not self.sampling.is_greedy and not limits.can_sample:
+            raise RequestError(
+                "this artifact verifies greedily",
+                field="temperature",
+                found=self.sampling.temperature,
+                expected="0",
+                mend="compile with another verification.rule to sample",
+            )
+        count = self.num_logprobs
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise RequestError(
+                "out of range", field="logprobs", found=count, expected=f"0 … {MAX_LOGPROBS}"
+            )

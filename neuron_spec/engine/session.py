@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from neuron_spec.artifacts import Artifact, open_artifact
 from neuron_spec.backends import get_backend
-from neuron_spec.backends.base import Speculator
+from neuron_spec.backends.base import Speculator, TokenLogprobs
+from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import Event, FinishEvent, FinishReason, Timing, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.engine.tokenizer import ModelTokenizer, Prompt, Tokenizer
+from neuron_spec.errors import RequestError, nearest
 from neuron_spec.metrics import AcceptanceCounts
+from neuron_spec.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Generation:
     Attributes:
         text: the output; stop strings and special tokens are not in it.
         token_ids: every output token, an end-of-sequence id included.
+        logprobs: of every output token; None unless asked for.
         acceptance: counts over its verification steps.
     """
 
@@ -33,6 +37,7 @@ class Generation:
     finish_reason: FinishReason
     acceptance: AcceptanceCounts
     timing: Timing
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -52,8 +57,17 @@ class Generation:
 class Session:
     """A loaded artifact, ready to generate. Not for several threads at once."""
 
-    def __init__(self, speculator: Speculator, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        speculator: Speculator,
+        tokenizer: Tokenizer,
+        *,
+        draft_length: DraftLength | None = None,
+    ) -> None:
+        """Without `draft_length` every step drafts as much as the artifact allows."""
         self.speculator, self.tokenizer = speculator, tokenizer
+        largest = DraftLength.constant(speculator.limits.num_draft_tokens)
+        self.draft_length = draft_length or largest
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Continue one prompt; options as in `stream`."""
@@ -83,7 +97,9 @@ class Session:
         Args:
             prompt: text, token ids, or messages for the chat template.
             speculate: False decodes with the target alone.
-            options: `max_new_tokens` (int or None), `stop` (strings), `ignore_eos` (bool).
+            options: `max_new_tokens` (int or None), `stop` (strings), `ignore_eos` (bool),
+                `logprobs` (0 … 20, how many of the likeliest ids are told), and the fields of
+                `SamplingParams`: `temperature`, `top_k`, `top_p`, `seed`, …
 
         Raises:
             RequestError: the prompt or an option cannot be honoured; the field is named.
@@ -97,8 +113,8 @@ class Session:
 
     def loop(self, *, speculate: bool = True) -> DecodeLoop:
         """A decode loop over this session's slots; use one at a time."""
-        k = self.speculator.limits.num_draft_tokens if speculate else 0
-        return DecodeLoop(self.speculator, self.tokenizer.decode, num_draft_tokens=k)
+        draft_length = self.draft_length if speculate else DraftLength()
+        return DecodeLoop(self.speculator, self.tokenizer.decode, draft_length=draft_length)
 
     def request(
         self,
@@ -107,14 +123,30 @@ class Session:
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        logprobs: int | None = None,
+        **sampling: Any,
     ) -> Request:
-        """Tokenize a prompt and gather its limits."""
+        """Tokenize a prompt and gather its limits and sampling options.
+
+        Raises:
+            RequestError: an option out of range, or unknown.
+        """
         return Request(
             prompt_ids=self.tokenizer.encode(prompt),
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=frozenset() if ignore_eos else self.tokenizer.stop_token_ids,
+            sampling=_sampling(sampling),
+            num_logprobs=logprobs,
         )
+
+
+def _sampling(options: dict[str, Any]) -> SamplingParams:
+    known = [field.name for field in fields(SamplingParams)]
+    for name in options:
+        if name not in known:
+            raise RequestError("no such option", field=name, mend=nearest(name, known))
+    return SamplingParams(**options)
 
 
 class _Collected:
@@ -124,12 +156,15 @@ class _Collected:
         self._request = request
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._finish: FinishEvent | None = None
 
     def add(self, event: Event) -> None:
         self._texts.append(event.text)
         if isinstance(event, TokenEvent):
             self._token_ids.append(event.token_id)
+            if event.logprobs is not None:
+                self._logprobs.append(event.logprobs)
         else:
             self._finish = event
 
@@ -144,6 +179,7 @@ class _Collected:
             finish_reason=finish.reason,
             acceptance=finish.acceptance,
             timing=finish.timing,
+            logprobs=None if self._request.num_logprobs is None else tuple(self._logprobs),
         )
 
 
@@ -163,4 +199,7 @@ def load(path: str | Path, *, full_check: bool = False) -> Session:
 def open_session(artifact: Artifact) -> Session:
     """A session on an artifact that is already open."""
     speculator = get_backend(artifact.manifest.backend).open(artifact)
-    return Session(speculator, ModelTokenizer(artifact.model_directory("target")))
+    tokenizer = ModelTokenizer(artifact.model_directory("target"))
+    spec = artifact.spec
+    draft_length = DraftLength.by_load(spec.draft.by_load, spec.num_draft_tokens)
+    return Session(speculator, tokenizer, draft_length=draft_length)

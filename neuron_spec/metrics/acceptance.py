@@ -3,6 +3,9 @@
 acceptance rate    accepted proposals / proposals
 acceptance length  tokens committed per verification step, the target's own token included (1 … k+1)
 
+position           place in the drafted chain; in a tree the depth, where one of several proposals
+                   can be accepted
+
 A step counts whole, also when a stop or the token limit cuts the output inside its block: the
 figures describe the draft and the rule, not where a text happened to end.
 """
@@ -22,14 +25,25 @@ class AcceptanceCounts:
     num_accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
     drafted_by_position: list[int] = field(default_factory=list)
+    steps_by_accepted: list[int] = field(default_factory=list)
+    """How many steps accepted 0, 1, 2, … proposals."""
 
-    def add_step(self, num_drafted: int, num_accepted: int) -> None:
-        """Count one verification step of one row."""
+    def add_step(
+        self, num_drafted: int, num_accepted: int, num_positions: int | None = None
+    ) -> None:
+        """Count one verification step of one row.
+
+        Args:
+            num_positions: positions at which something was proposed; those of a chain by default.
+        """
         self.num_steps += 1
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
-        _count_prefix(self.drafted_by_position, num_drafted)
+        _count_prefix(
+            self.drafted_by_position, num_drafted if num_positions is None else num_positions
+        )
         _count_prefix(self.accepted_by_position, num_accepted)
+        _add_lists(self.steps_by_accepted, [0] * num_accepted + [1])
 
     def add(self, other: AcceptanceCounts) -> None:
         """Add another set of counts to this one."""
@@ -38,6 +52,7 @@ class AcceptanceCounts:
         self.num_accepted += other.num_accepted
         _add_lists(self.drafted_by_position, other.drafted_by_position)
         _add_lists(self.accepted_by_position, other.accepted_by_position)
+        _add_lists(self.steps_by_accepted, other.steps_by_accepted)
 
     @property
     def rate(self) -> float | None:
@@ -51,7 +66,7 @@ class AcceptanceCounts:
 
     @property
     def rate_by_position(self) -> list[float]:
-        """For draft position i: how often it was accepted, of the times it was proposed."""
+        """For position i: in how many of the steps that proposed there something was accepted."""
         accepted = self.accepted_by_position
         padded = accepted + [0] * (len(self.drafted_by_position) - len(accepted))
         return [a / d for a, d in zip(padded, self.drafted_by_position, strict=True)]
@@ -65,6 +80,7 @@ class AcceptanceCounts:
             "acceptance_rate": self.rate,
             "acceptance_length": self.length,
             "acceptance_rate_by_position": self.rate_by_position,
+            "steps_by_num_accepted": self.steps_by_accepted,
         }
 
 

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from neuron_spec.backends.base import Limits
-from neuron_spec.backends.reference.models import HEADS, Placement, Target
+from neuron_spec.backends.reference.decisions import Decided, Decisions
+from neuron_spec.backends.reference.loading import Placement
+from neuron_spec.backends.reference.models import HEADS, Target
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.checkpoints.model_config import read_config
-from neuron_spec.drafters import MODEL_DRAFTERS
-from neuron_spec.rules import RULES, Verdict
+from neuron_spec.drafters import CHAIN_DRAFTERS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = 1e-4
@@ -31,6 +32,20 @@ CASES = {
 }
 DIRECTORIES = {"fused_draft": "draft"}  # where the draft's name is not the case's
 TARGETS = {"target_alone": "target", "target3_alone": "target3"}
+
+
+class Watched(Decisions):
+    """Greedy decisions whose logits can be looked at."""
+
+    def __init__(self, seen: list[Tensor]) -> None:
+        super().__init__("greedy", {}, draws_drafts=False, vocab_size=128)
+        self._seen = seen
+
+    def judge(
+        self, tokens: Tensor, parents: Tensor | None, draft_probs: Tensor | None, logits: Tensor
+    ) -> list[Decided]:
+        self._seen.append(logits)
+        return super().judge(tokens, parents, draft_probs, logits)
 
 
 class Recorder:
@@ -48,20 +63,20 @@ class Recorder:
         drafter = None
         if draft and kind:
             head = kind.load(GOLDEN / DIRECTORIES.get(draft, draft), placement)
-            drafter = MODEL_DRAFTERS[CASES[draft][1]](
+            drafter = CHAIN_DRAFTERS[CASES[draft][1]](
                 head.forward, lambda hidden: self._draft(head.logits(hidden))
             )
         self.speculator = ReferenceSpeculator(
-            self.target, drafter, self._judge, limits=limits, device=placement.device
+            self.target,
+            drafter,
+            Watched(self.target_logits),
+            limits=limits,
+            device=placement.device,
         )
 
     def _draft(self, logits: Tensor) -> Tensor:
         self.draft_logits.append(logits)
         return logits
-
-    def _judge(self, draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
-        self.target_logits.append(target_logits)
-        return RULES["greedy"](draft_tokens, target_logits)
 
 
 @cache

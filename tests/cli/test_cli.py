@@ -421,6 +421,17 @@ def test_json_of_every_verb(run: Run, folder: Path) -> None:
     assert row["ratio"] > 0
 
 
+def test_a_draft_model_is_not_prepared_but_looked_at(run: Run, folder: Path) -> None:
+    write_tiny_spec(folder, method="model", model="target")
+    result = run("prepare", "tiny.toml")
+    assert result.exit_code == 0
+    assert result.out.startswith("nothing to prepare") and len(result.out.splitlines()) == 1
+    torch.save({}, folder / "target/pytorch_model.bin")
+    lines = run("prepare", "tiny.toml").out.splitlines()
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["draft", "target"]
+    assert "pytorch_model.bin beside it is not" in lines[1]
+
+
 def test_a_target_alone(run: Run, folder: Path) -> None:
     tiny.write_spec(folder / "alone.toml", target={"model": "target"}, shape=SHAPE)
     assert "nothing to prepare" in run("prepare", "alone.toml").out
@@ -477,14 +488,13 @@ def test_verify_ends_with_1_on_a_defect(
     run: Run, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rule that accepts every draft: the fault that the verb exists to find."""
-    from neuron_spec import rules
-    from neuron_spec.rules import Verdict
+    from neuron_spec.rules import Verdict, greedy
 
     def accept_all(draft_tokens: torch.Tensor, target_logits: torch.Tensor) -> Verdict:
         everything = torch.full((len(draft_tokens),), draft_tokens.shape[1])
         return Verdict(everything, target_logits[:, -1].argmax(dim=-1))
 
-    monkeypatch.setitem(rules.RULES, "greedy", accept_all)
+    monkeypatch.setattr(greedy, "verify", accept_all)
     arguments = ("verify", built / "artifact", "--prompts", built / "prompts.jsonl", "-n", "12")
     result = run(*arguments, "--ignore-eos")
     assert result.exit_code == 1

@@ -37,7 +37,7 @@ def test_each_proposal_is_the_input_of_the_next() -> None:
     chain, calls = drafter()
     chain.begin(0, ids(4, 5), torch.zeros(1, 8))
     calls.clear()
-    assert chain.propose(1, 3).tolist() == [[6, 7, 8]]
+    assert chain.propose(1, 3).tokens.tolist() == [[6, 7, 8]]
     assert calls == [([[5]], [1], 0), ([[6]], [2], 0), ([[7]], [3], 0)]
 
 
@@ -47,5 +47,5 @@ def test_committed_tokens_replace_the_drafts_guesses() -> None:
     chain.propose(1, 3)
     chain.observe(0, ids(6, 20), torch.zeros(2, 8))
     calls.clear()
-    assert chain.propose(1, 1).tolist() == [[21]]
+    assert chain.propose(1, 1).tokens.tolist() == [[21]]
     assert calls == [([[6, 20]], [2], 0)]

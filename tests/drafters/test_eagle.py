@@ -54,7 +54,7 @@ def test_a_chain_continues_from_its_own_features_and_positions() -> None:
     eagle.begin(0, ids(9, 4, 5, 6), features(3, 1.0))
     head.calls.clear()
     # 1 + 6 = 7; then feature 7 + token 7 = 14; then 14 + 14 = 28.
-    assert eagle.propose(1, 3).tolist() == [[7, 14, 28]]
+    assert eagle.propose(1, 3).tokens.tolist() == [[7, 14, 28]]
     assert head.calls == [([[6]], [2], 0), ([[7]], [3], 0), ([[14]], [4], 0)]
 
 
@@ -65,7 +65,7 @@ def test_accepted_tokens_are_run_again_with_true_features() -> None:
     eagle.propose(1, 2)
     eagle.observe(0, ids(7, 9), features(2, 2.0))
     head.calls.clear()
-    assert eagle.propose(1, 1).tolist() == [[11]]  # last pair: feature 2 + token 9
+    assert eagle.propose(1, 1).tokens.tolist() == [[11]]  # last pair: feature 2 + token 9
     assert head.calls == [([[7, 9]], [1], 0)]
 
 
@@ -77,7 +77,7 @@ def test_rows_are_padded_at_the_end_and_keep_their_positions() -> None:
     eagle.observe(0, ids(1), features(1))
     eagle.observe(2, ids(2, 3), features(2))
     head.calls.clear()
-    proposals = eagle.propose(3, 1)
+    proposals = eagle.propose(3, 1).tokens
     assert head.calls == [([[1, 0], [0, 0], [2, 3]], [1, 0, 1], 0)]
     assert proposals[0].tolist() == [1]
     assert proposals[2].tolist() == [3]

@@ -11,8 +11,9 @@ from conftest import WordTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_spec.backends.base import Limits, PrefillResult, StepResult
+from neuron_spec.backends.base import GREEDY, Decoding, Limits, PrefillResult, StepResult
 from neuron_spec.backends.scripted import ScriptedSpeculator
+from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import Event, FinishEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
@@ -30,11 +31,13 @@ class WatchedSpeculator(ScriptedSpeculator):
         self.taken: set[int] = set()
         self.calls: list[str] = []
 
-    def prefill(self, slot: int, prompt_ids: Sequence[int]) -> PrefillResult:
+    def prefill(
+        self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
+    ) -> PrefillResult:
         assert slot not in self.taken
         self.taken.add(slot)
         self.calls.append(f"prefill {slot}")
-        return super().prefill(slot, prompt_ids)
+        return super().prefill(slot, prompt_ids, decoding)
 
     def step(self, num_draft_tokens: int) -> list[StepResult]:
         self.calls.append(f"step {num_draft_tokens}")
@@ -58,7 +61,9 @@ def make(
     **changes: int,
 ) -> tuple[DecodeLoop, WatchedSpeculator]:
     speculator = WatchedSpeculator(replies, accepted=accepted, limits=limits(**changes))
-    return DecodeLoop(speculator, WordTokenizer().decode, num_draft_tokens=k), speculator
+    return DecodeLoop(
+        speculator, WordTokenizer().decode, draft_length=DraftLength.constant(k)
+    ), speculator
 
 
 def request(*prompt: int, **fields: Any) -> Request:
@@ -146,7 +151,9 @@ def test_text_that_was_held_back_comes_with_the_end() -> None:
 
 def test_a_stop_string_in_what_is_flushed_at_the_limit_is_the_reason() -> None:
     speculator = ScriptedSpeculator({(1,): REPLY})
-    loop = DecodeLoop(speculator, lambda tokens: "a\ufffd" * len(tokens), num_draft_tokens=4)
+    loop = DecodeLoop(
+        speculator, lambda tokens: "a\ufffd" * len(tokens), draft_length=DraftLength.constant(4)
+    )
     loop.submit(request(1, stop=("\ufffd",), max_new_tokens=1))
     events = list(loop.run())
     assert (text(events), finish(events).reason) == ("a", "stop")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import WordTokenizer
 
-from neuron_spec.backends.base import Limits, PrefillResult, StepResult
+from neuron_spec.backends.base import GREEDY, Decoding, Limits, PrefillResult, StepResult
 from neuron_spec.backends.scripted import ScriptedSpeculator
 from neuron_spec.engine import Session
 from neuron_spec.equivalence import Comparison, compare_greedy
@@ -40,7 +40,9 @@ class LogitsSpeculator:
             logits[token] = value
         return logits
 
-    def prefill(self, slot: int, prompt_ids: Sequence[int]) -> PrefillResult:
+    def prefill(
+        self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
+    ) -> PrefillResult:
         assert slot not in self._rows
         self._rows[slot] = list(prompt_ids)
         self._prompt_lengths[slot] = len(prompt_ids)

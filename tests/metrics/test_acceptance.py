@@ -33,7 +33,17 @@ def test_the_definitions() -> None:
         "acceptance_rate": 4 / 9,
         "acceptance_length": 2.0,
         "acceptance_rate_by_position": [2 / 3, 1 / 3, 1 / 3],
+        "steps_by_num_accepted": [2, 1, 0, 1],
     }
+
+
+def test_a_tree_counts_depths_and_not_nodes() -> None:
+    counts = AcceptanceCounts()
+    counts.add_step(8, 2, num_positions=3)
+    counts.add_step(8, 0, num_positions=3)
+    assert (counts.rate, counts.length) == (2 / 16, 2.0)
+    assert counts.rate_by_position == [1 / 2, 1 / 2, 0]
+    assert counts.steps_by_accepted == [1, 0, 1]
 
 
 def test_nothing_counted_is_none_and_not_zero() -> None:

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from neuron_spec import compile_model, load, load_spec, prepare
 from neuron_spec.artifacts import Artifact
-from neuron_spec.backends.base import Limits, PrefillResult, StepResult
+from neuron_spec.backends.base import GREEDY, Decoding, Limits, PrefillResult, StepResult
 from neuron_spec.backends.scripted import ScriptedSpeculator
 from neuron_spec.engine import Session
 from neuron_spec.serving.app import create_app, create_session_app
@@ -45,9 +45,11 @@ class Speculator(ScriptedSpeculator):
         self.is_broken = False
         self.pause_s = 0.0
 
-    def prefill(self, slot: int, prompt_ids: Sequence[int]) -> PrefillResult:
+    def prefill(
+        self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
+    ) -> PrefillResult:
         self._fail_if_broken()
-        return super().prefill(slot, prompt_ids)
+        return super().prefill(slot, prompt_ids, decoding)
 
     def step(self, num_draft_tokens: int) -> list[StepResult]:
         time.sleep(self.pause_s)

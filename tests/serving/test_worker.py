@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import pytest
 from conftest import WordTokenizer
 
-from neuron_spec.backends.base import Limits, PrefillResult, StepResult
+from neuron_spec.backends.base import GREEDY, Decoding, Limits, PrefillResult, StepResult
 from neuron_spec.backends.scripted import ScriptedSpeculator
+from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import FinishEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
@@ -34,9 +35,11 @@ class SlowSpeculator(ScriptedSpeculator):
         self.go.set()
         self.is_broken = False
 
-    def prefill(self, slot: int, prompt_ids: Sequence[int]) -> PrefillResult:
+    def prefill(
+        self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
+    ) -> PrefillResult:
         self._wait()
-        return super().prefill(slot, prompt_ids)
+        return super().prefill(slot, prompt_ids, decoding)
 
     def step(self, num_draft_tokens: int) -> list[StepResult]:
         self._wait()
@@ -55,7 +58,9 @@ class SlowSpeculator(ScriptedSpeculator):
 
 @contextmanager
 def running(speculator: SlowSpeculator) -> Iterator[EngineWorker]:
-    worker = EngineWorker(DecodeLoop(speculator, WordTokenizer().decode, num_draft_tokens=4))
+    worker = EngineWorker(
+        DecodeLoop(speculator, WordTokenizer().decode, draft_length=DraftLength.constant(4))
+    )
     worker.start()
     try:
         yield worker
@@ -178,7 +183,9 @@ def test_stopping_ends_what_runs_with_an_error() -> None:
             await collect(worker, 3)
 
     speculator = SlowSpeculator()
-    worker = EngineWorker(DecodeLoop(speculator, WordTokenizer().decode, num_draft_tokens=4))
+    worker = EngineWorker(
+        DecodeLoop(speculator, WordTokenizer().decode, draft_length=DraftLength.constant(4))
+    )
     worker.start()
     run(main(worker))
     assert not worker.is_alive

@@ -7,18 +7,26 @@ from typing import Any
 
 import pytest
 import tiny
+import tiny_heads
+import tiny_vocabularies
 
 from neuron_spec import check, compile_model, load, load_spec, prepare
 from neuron_spec.equivalence import compare_greedy
-from neuron_spec.spec.schema import DRAFT_METHODS
+from neuron_spec.spec.schema import DRAFT_METHODS, BuildSpec
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {},
     "model": {"model": "draft"},
+    "medusa": {"model": "medusa"},
+    "hydra": {"model": "hydra"},
     "eagle": {"model": "eagle"},
     "eagle3": {"model": "eagle3"},
+    "mtp": {},
+    "early-exit": {"exit_layer": 3},
     "ngram": {"ngram_sizes": [1, 2]},
+    "suffix": {"suffix_depth": 8, "suffix_answers": 2},
 }
+TARGETS = {"mtp": "target-mtp"}  # the target where the draft is a part of it
 
 
 @pytest.fixture
@@ -27,15 +35,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.write_target(tmp_path / "target", num_hidden_layers=8)
     tiny.write_target(tmp_path / "draft", seed=5, num_hidden_layers=1)
     tiny.write_eagle(tmp_path / "eagle")
+    tiny_heads.write_medusa(tmp_path / "medusa")
+    tiny_heads.write_hydra(tmp_path / "hydra")
     tiny.write_eagle3(tmp_path / "eagle3")
+    tiny_heads.write_mtp_target(tmp_path / "target-mtp")
     return tmp_path
 
 
-def write_spec(folder: Path, method: str) -> Path:
+def write_spec(folder: Path, method: str, **changes: Any) -> Path:
     return tiny.write_spec(
         folder / f"{method}.toml",
-        target={"model": "target"},
-        draft={"method": method, "num_draft_tokens": 3, **DRAFTS[method]},
+        target={"model": TARGETS.get(method, "target")},
+        draft={"method": method, "num_draft_tokens": 3, **DRAFTS[method], **changes},
         shape={"max_prompt_tokens": 32, "max_total_tokens": 64, "batch_size": 2},
     )
 
@@ -46,11 +57,24 @@ def test_every_method_is_walked() -> None:
 
 @pytest.mark.parametrize("method", DRAFTS)
 def test_walk(method: str, folder: Path) -> None:
-    spec = load_spec(write_spec(folder, method))
+    walk(load_spec(write_spec(folder, method)))
+
+
+def test_walk_with_a_draft_model_of_another_family(folder: Path) -> None:
+    tiny_vocabularies.write_translated(folder / "draft", folder / "target", merges=("abc",))
+    spec = load_spec(write_spec(folder, "model", vocabulary="intersection"))
+    walk(spec)
+    same = load_spec(write_spec(folder, "model"))
+    codes = {finding.code: finding.remedy for finding in check(same)}
+    assert codes.keys() == {"draft-tokenizer", "draft-vocab-size"}
+    assert all("'intersection'" in remedy for remedy in codes.values())
+
+
+def walk(spec: BuildSpec) -> None:
     prepared = prepare(spec)
     assert check(spec, prepared) == check(spec) == []
     artifact = compile_model(spec, prepared)
-    assert artifact.manifest.speculation == (method != "none")
+    assert artifact.manifest.speculation == (spec.draft.method != "none")
     session = load(artifact.directory)
     prompts = ["abcabcabc", "x", [{"role": "user", "content": "hi"}]]
     comparisons = compare_greedy(session, prompts, max_new_tokens=24, near_tie_margin=0.0)
@@ -70,6 +94,20 @@ def test_a_draft_model_with_another_tokenizer_is_found(folder: Path) -> None:
     tokenizer.unlink()
     found = [(finding.code, finding.severity) for finding in check(spec)]
     assert found == [("draft-tokenizer-unknown", "warning")]
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra"])
+def test_more_draft_tokens_than_heads_are_found(method: str, folder: Path) -> None:
+    spec = tiny.write_spec(
+        folder / "long.toml",
+        target={"model": "target"},
+        draft={"method": method, "model": method, "num_draft_tokens": 4},
+        shape={"max_prompt_tokens": 32, "max_total_tokens": 64},
+    )
+    prepared = prepare(load_spec(spec))
+    findings = check(load_spec(spec), prepared)
+    assert [finding.code for finding in findings] == ["draft-length-beyond-heads"]
+    assert "at most 3" in findings[0].remedy
 
 
 def test_a_head_is_not_a_draft_model(folder: Path) -> None:

@@ -9,15 +9,19 @@ from typing import Any
 import torch
 
 from neuron_spec.artifacts import Artifact
-from neuron_spec.backends.base import Limits
-from neuron_spec.backends.reference.models import HEADS, Placement, Target
+from neuron_spec.backends.base import Limits, Speculator
+from neuron_spec.backends.reference.decisions import Decisions
+from neuron_spec.backends.reference.drafting import DraftParts, drafter_of
+from neuron_spec.backends.reference.loading import Placement
+from neuron_spec.backends.reference.models import HEADS, Target
+from neuron_spec.backends.reference.nxdi.opening import open_emulation
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.checkpoints.model_config import read_config
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint
-from neuron_spec.drafters import MODEL_DRAFTERS, Drafter, NgramDrafter
+from neuron_spec.drafters import DraftShape, GrowDynamicTree
 from neuron_spec.errors import BackendError, UserError
-from neuron_spec.rules import RULES
 from neuron_spec.spec.schema import BuildSpec
+from neuron_spec.trees import Tree
 
 PROGRAM = "program.json"
 _SMOKE_PROMPT = (1,)
@@ -46,7 +50,7 @@ class ReferenceBackend:
         (folder / PROGRAM).write_text(json.dumps(program, indent=2) + "\n", encoding="utf-8")
         return program
 
-    def open(self, artifact: Artifact) -> ReferenceSpeculator:
+    def open(self, artifact: Artifact) -> Speculator:
         """Load the weights that the artifact links to."""
         draft = artifact.model_directory("draft") if "draft" in artifact.manifest.models else None
         return open_speculator(artifact.spec, artifact.model_directory("target"), draft)
@@ -57,31 +61,41 @@ BACKEND = ReferenceBackend()
 
 def open_speculator(
     spec: BuildSpec, target_directory: Path, draft_directory: Path | None
-) -> ReferenceSpeculator:
-    """Load target and draft and join them with the spec's drafter and rule.
+) -> Speculator:
+    """Load target and draft and join them with the spec's drafter and rule, or as NxDI does.
 
     Raises:
         UserError: CUDA is asked for and there is none.
         CheckpointError: weights that do not load.
     """
     placement = _placement(spec)
-    drafter: Drafter | None = None
-    taps: tuple[int, ...] = ()
-    if draft_directory is not None:
-        kind = HEADS[spec.draft.method]
-        taps = kind.taps(read_config(target_directory).num_hidden_layers)
-        head = kind.load(draft_directory, placement)
-        drafter = MODEL_DRAFTERS[spec.draft.method](head.forward, head.logits)
-    elif spec.speculates:
-        sizes = spec.draft.ngram_sizes
-        drafter = NgramDrafter(min_size=sizes[0], max_size=sizes[1])
+    config, head = read_config(target_directory), HEADS.get(spec.draft.method)
+    taps = head.taps(config.num_hidden_layers) if head else ()
     target = Target(target_directory, placement, taps=taps)
+    if spec.reference.emulate == "nxdi":
+        return open_emulation(
+            spec, target, draft_directory, placement=placement, limits=limits_of(spec)
+        )
+    parts = DraftParts(
+        spec.draft, draft_shape(spec), placement, target, target_directory, draft_directory
+    )
+    decisions = Decisions(
+        spec.verification.rule,
+        spec.verification.parameters,
+        draws_drafts=spec.draft.sampled,
+        vocab_size=config.vocab_size,
+    )
     return ReferenceSpeculator(
-        target,
-        drafter,
-        RULES[spec.verification.rule],
-        limits=limits_of(spec),
-        device=placement.device,
+        target, drafter_of(parts), decisions, limits=limits_of(spec), device=placement.device
+    )
+
+
+def draft_shape(spec: BuildSpec) -> DraftShape:
+    """What the spec lets grow below the last token."""
+    dynamic = spec.draft.dynamic_tree
+    return DraftShape(
+        tree=Tree.from_paths(spec.draft.tree) if spec.draft.tree else None,
+        dynamic_tree=GrowDynamicTree(dynamic.depth, dynamic.top_k) if dynamic else None,
     )
 
 
@@ -92,12 +106,16 @@ def limits_of(spec: BuildSpec) -> Limits:
         max_prompt_tokens=spec.shape.max_prompt_tokens,
         max_total_tokens=spec.shape.max_total_tokens,
         num_draft_tokens=spec.num_draft_tokens,
+        can_sample=spec.verification.rule != "greedy",
     )
 
 
 def cache_length(spec: BuildSpec) -> int:
-    """Positions of the KV cache: a step looks k + 1 ahead, and so may a padded draft row."""
-    return spec.shape.max_total_tokens + 2 * (spec.num_draft_tokens + 1)
+    """Positions of the KV cache: a step looks k + 1 ahead, and so may a padded draft row; a dynamic
+    tree also keeps candidates that it does not propose."""
+    dynamic = spec.draft.dynamic_tree
+    candidates = dynamic.depth * dynamic.top_k if dynamic else 0
+    return spec.shape.max_total_tokens + 2 * (spec.num_draft_tokens + 1) + candidates
 
 
 def _placement(spec: BuildSpec) -> Placement:
@@ -118,7 +136,7 @@ def _placement(spec: BuildSpec) -> Placement:
     )
 
 
-def _smoke(speculator: ReferenceSpeculator) -> dict[str, Any]:
+def _smoke(speculator: Speculator) -> dict[str, Any]:
     """One prefill and one step: what cannot run fails at compile time, not in front of users."""
     first = speculator.prefill(0, _SMOKE_PROMPT)
     if first.logits is not None and not bool(first.logits.isfinite().all()):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from neuron_spec.drafters import Branches
+
 _SPAN_MULTIPLE = 64  # attention reads whole multiples, so that shapes repeat
 
 
@@ -31,9 +33,22 @@ class KVCache:
         """Memory of all layers."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
+    def keep(self, slot: int, origin: int, path: Sequence[int]) -> None:
+        """Make the accepted branch of a tree a plain sequence: entry `origin + path[i]` moves to
+        `origin + i`; what lies beyond is overwritten later."""
+        if list(path) == list(range(len(path))):
+            return
+        places = torch.tensor(path, device=self.keys[0].device) + origin
+        end = origin + len(path)
+        for tensor in (*self.keys, *self.values):
+            tensor[slot, :, origin:end] = tensor[slot, :, places]
+
 
 class Window:
     """Where one forward pass writes and what it may see: rows `first_slot` … , n positions each.
+
+    Entries are written side by side from `starts` on. In a chain an entry's place is its position;
+    in a tree `branches` tells positions and who sees whom, and all see what lies before the root.
 
     Attributes:
         positions: [rows, n] position of every query.
@@ -42,7 +57,12 @@ class Window:
     """
 
     def __init__(
-        self, starts: Sequence[int], num_positions: int, first_slot: int, cache: KVCache
+        self,
+        starts: Sequence[int],
+        num_positions: int,
+        first_slot: int,
+        cache: KVCache,
+        branches: Branches | None = None,
     ) -> None:
         last = max(starts) + num_positions
         if last > cache.length:
@@ -52,14 +72,29 @@ class Window:
         self._start = starts[0] if len(starts) == 1 else None
         self._num_positions = num_positions
         offsets = torch.arange(num_positions, device=device)
-        self.positions = torch.tensor(starts, device=device)[:, None] + offsets
-        needs_mask = len(starts) > 1 or num_positions > 1
+        self._places = torch.tensor(starts, device=device)[:, None] + offsets  # [rows, n]
+        self.positions = self._places
+        needs_mask = len(starts) > 1 or num_positions > 1 or branches is not None
         self.span = min(_round_up(last), cache.length) if needs_mask else last
-        self.mask = self._causal(device) if needs_mask else None
+        self.mask = None
+        if branches is not None:
+            origins = torch.tensor(branches.origins, device=device)[:, None]
+            self.positions = origins + branches.depths
+            self.mask = self._ancestors(origins, branches.mask)
+        elif needs_mask:
+            self.mask = self._causal()
 
-    def _causal(self, device: torch.device) -> Tensor:
-        seen = torch.arange(self.span, device=device) <= self.positions[:, :, None]
-        return seen[:, None]
+    def _causal(self) -> Tensor:
+        columns = torch.arange(self.span, device=self._places.device)
+        return (columns <= self._places[:, :, None])[:, None]
+
+    def _ancestors(self, origins: Tensor, mask: Tensor) -> Tensor:
+        columns = torch.arange(self.span, device=mask.device) - origins  # [rows, span]
+        width = mask.shape[2]
+        inside = (columns >= 0) & (columns < width)
+        index = columns.clamp(0, width - 1)[:, None].expand(-1, mask.shape[1], -1)
+        seen = mask.gather(2, index) & inside[:, None]
+        return (seen | (columns < 0)[:, None])[:, None]
 
     def store(self, cache: Tensor, new: Tensor) -> Tensor:
         """Write `new` [rows, n, kv_heads, head_dim]; return what is visible, [rows, kv_heads,
@@ -70,7 +105,7 @@ class Window:
             rows[:, :, self._start : end] = new.transpose(1, 2)
         else:
             index = torch.arange(rows.shape[0], device=cache.device)[:, None]
-            rows[index, :, self.positions] = new
+            rows[index, :, self._places] = new
         return rows[:, :, : self.span]
 
 

@@ -5,27 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from neuron_spec.backends.reference.cache import KVCache
 from neuron_spec.backends.reference.linear import Linear
-from neuron_spec.backends.reference.transformer import Decoder, Eagle3Layer, Has, Layer, Norm, Read
+from neuron_spec.backends.reference.loading import Placement, decoder_of, reader
+from neuron_spec.backends.reference.parallel_heads import HydraHeads, MedusaHeads
+from neuron_spec.backends.reference.transformer import Eagle3Layer, Layer, Norm
 from neuron_spec.checkpoints.formats import eagle, eagle3
-from neuron_spec.checkpoints.model_config import ModelConfig, read_config
-from neuron_spec.checkpoints.tensors import CheckpointFiles
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where and how a model runs."""
-
-    num_slots: int
-    length: int
-    """Positions the cache holds."""
-    dtype: torch.dtype
-    device: torch.device
+from neuron_spec.checkpoints.model_config import read_config
+from neuron_spec.drafters import CHAIN, Branches, ChainDrafter, Drafter, DraftShape, EagleDrafter
 
 
 class Target:
@@ -39,31 +32,48 @@ class Target:
         self, directory: Path, placement: Placement, *, taps: tuple[int, ...] = ()
     ) -> None:
         config = read_config(directory)
-        read, has = _reader(directory, placement)
+        read, has = reader(directory, placement)
         eps = config.rms_norm_eps
+        self.config = config
         self._embedding = read("model.embed_tokens.weight")
-        layers = [
+        self.layers = [
             Layer(config, f"model.layers.{index}.", read, has)
             for index in range(config.num_hidden_layers)
         ]
-        self._norm = Norm(read("model.norm.weight"), eps)
+        self.norm = Norm(read("model.norm.weight"), eps)
         head = self._embedding if config.tie_word_embeddings else read("lm_head.weight")
         self._lm_head = Linear(head)
-        self._decoder = _decoder(config, layers, placement, taps)
+        self._decoder = decoder_of(config, self.layers, placement, taps)
 
     def hidden(
-        self, tokens: Tensor, starts: Sequence[int], first_slot: int = 0
+        self,
+        tokens: Tensor,
+        starts: Sequence[int],
+        first_slot: int = 0,
+        branches: Branches | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Hidden states after the final norm [rows, n, hidden] and features [rows, n, feature] of
-        ids [rows, n]."""
-        embedded = F.embedding(tokens, self._embedding)
-        output, tapped = self._decoder(embedded, starts, first_slot)
-        hidden = self._norm(output)
+        ids [rows, n]; with `branches` the ids are nodes of a tree."""
+        output, tapped = self._decoder(self.embed(tokens), starts, first_slot, branches)
+        hidden = self.norm(output)
         return hidden, hidden if tapped is None else tapped
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[...] ids -> [..., hidden]."""
+        return F.embedding(tokens, self._embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocab]."""
         return self._lm_head(hidden)
+
+    def keep(self, slot: int, origin: int, path: Sequence[int]) -> None:
+        """Of a tree whose root is at position `origin`, keep one branch; see `KVCache.keep`."""
+        self._decoder.cache.keep(slot, origin, path)
+
+    @property
+    def cache(self) -> KVCache:
+        """The KV cache."""
+        return self._decoder.cache
 
     @property
     def cache_bytes(self) -> int:
@@ -80,20 +90,34 @@ class EagleHead:
 
     def __init__(self, directory: Path, placement: Placement) -> None:
         config = read_config(directory)
-        read, has = _reader(directory, placement)
+        read, has = reader(directory, placement)
         self._embedding = read(eagle.EMBEDDING)
         bias = read(eagle.FC_BIAS) if has(eagle.FC_BIAS) else None
         self._fc = Linear(read(eagle.FC_WEIGHT), bias)
         self._lm_head = Linear(read(eagle.LM_HEAD))
-        self._decoder = _decoder(config, [Layer(config, "layers.0.", read, has)], placement)
+        self._decoder = decoder_of(config, [Layer(config, "layers.0.", read, has)], placement)
+
+    @property
+    def cache(self) -> KVCache:
+        """The KV cache."""
+        return self._decoder.cache
+
+    def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
+        """See `Head.drafter`."""
+        return EagleDrafter(self.forward, self.logits, shape.grow)
 
     def forward(
-        self, tokens: Tensor, features: Tensor, starts: Sequence[int], first_slot: int = 0
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        starts: Sequence[int],
+        first_slot: int = 0,
+        branches: Branches | None = None,
     ) -> Tensor:
         """Next features [rows, n, hidden] from ids [rows, n] and features [rows, n, hidden]."""
         embedded = F.embedding(tokens, self._embedding)
         joined = self._fc(torch.cat([embedded, features], dim=-1))  # embedding first
-        return self._decoder(joined, starts, first_slot)[0]
+        return self._decoder(joined, starts, first_slot, branches)[0]
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocab]; no final norm in EAGLE v1."""
@@ -109,17 +133,31 @@ class Eagle3Head:
 
     def __init__(self, directory: Path, placement: Placement) -> None:
         config = read_config(directory)
-        read, has = _reader(directory, placement)
+        read, has = reader(directory, placement)
         self._hidden_size = config.hidden_size
         self._embedding = read(eagle.EMBEDDING)
         bias = read(eagle.FC_BIAS) if has(eagle.FC_BIAS) else None
         self._fc = Linear(read(eagle.FC_WEIGHT), bias)
         self._norm = Norm(read(eagle3.NORM), config.rms_norm_eps)
         self._lm_head = Linear(read(eagle.LM_HEAD))
-        self._decoder = _decoder(config, [Eagle3Layer(config, "layers.0.", read, has)], placement)
+        self._decoder = decoder_of(config, [Eagle3Layer(config, "layers.0.", read, has)], placement)
+
+    @property
+    def cache(self) -> KVCache:
+        """The KV cache."""
+        return self._decoder.cache
+
+    def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
+        """See `Head.drafter`."""
+        return EagleDrafter(self.forward, self.logits, shape.grow)
 
     def forward(
-        self, tokens: Tensor, features: Tensor, starts: Sequence[int], first_slot: int = 0
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        starts: Sequence[int],
+        first_slot: int = 0,
+        branches: Branches | None = None,
     ) -> Tensor:
         """Own features [rows, n, hidden] from ids [rows, n] and features [rows, n, hidden] or
         [rows, n, 3 x hidden]."""
@@ -127,7 +165,7 @@ class Eagle3Head:
             features = self._fc(features)
         embedded = F.embedding(tokens, self._embedding)
         joined = torch.cat([embedded, features], dim=-1)  # embedding first
-        return self._decoder(joined, starts, first_slot)[0]
+        return self._decoder(joined, starts, first_slot, branches)[0]
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocab]."""
@@ -140,54 +178,51 @@ class DraftModel:
     def __init__(self, directory: Path, placement: Placement) -> None:
         self._model = Target(directory, placement)
 
+    @property
+    def cache(self) -> KVCache:
+        """The KV cache."""
+        return self._model.cache
+
+    def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
+        """See `Head.drafter`."""
+        return ChainDrafter(self.forward, self.logits, shape.grow)
+
     def forward(
-        self, tokens: Tensor, features: Tensor, starts: Sequence[int], first_slot: int = 0
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        starts: Sequence[int],
+        first_slot: int = 0,
+        branches: Branches | None = None,
     ) -> Tensor:
         """Hidden states [rows, n, hidden] of ids [rows, n]; `features` are not used."""
-        return self._model.hidden(tokens, starts, first_slot)[0]
+        return self._model.hidden(tokens, starts, first_slot, branches)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocab]."""
         return self._model.logits(hidden)
 
 
+class Head(Protocol):
+    """A loaded draft."""
+
+    def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
+        """The drafter that drafts with it."""
+
+
 @dataclass(frozen=True)
 class HeadKind:
     """How a draft is loaded, and which of the target's states are its features."""
 
-    load: Callable[[Path, Placement], DraftModel | EagleHead | Eagle3Head]
+    load: Callable[[Path, Placement], Head]
     taps: Callable[[int], tuple[int, ...]]
     """Number of target layers -> layers whose inputs are tapped; none means the final states."""
 
 
 HEADS = {
     "model": HeadKind(DraftModel, lambda num_target_layers: ()),
+    "medusa": HeadKind(MedusaHeads, lambda num_target_layers: ()),
+    "hydra": HeadKind(HydraHeads, lambda num_target_layers: ()),
     "eagle": HeadKind(EagleHead, lambda num_target_layers: ()),
     "eagle3": HeadKind(Eagle3Head, eagle3.tapped_layers),
 }
-
-
-def _reader(directory: Path, placement: Placement) -> tuple[Read, Has]:
-    files = CheckpointFiles(directory)
-
-    def read(name: str) -> Tensor:
-        return files.read(name).to(device=placement.device, dtype=placement.dtype)
-
-    return read, files.tensors.__contains__
-
-
-def _decoder(
-    config: ModelConfig,
-    layers: Sequence[Layer],
-    placement: Placement,
-    taps: tuple[int, ...] = (),
-) -> Decoder:
-    return Decoder(
-        config,
-        layers,
-        num_slots=placement.num_slots,
-        length=placement.length,
-        dtype=placement.dtype,
-        device=placement.device,
-        taps=taps,
-    )

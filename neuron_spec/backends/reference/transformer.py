@@ -17,6 +17,7 @@ from neuron_spec.backends.reference.cache import KVCache, Window
 from neuron_spec.backends.reference.linear import Linear
 from neuron_spec.backends.reference.rope import rotary_tables, rotate
 from neuron_spec.checkpoints.model_config import ModelConfig
+from neuron_spec.drafters import Branches
 
 Read = Callable[[str], Tensor]
 """A parameter by its key, in the model's dtype and on its device."""
@@ -152,16 +153,23 @@ class Decoder:
         self._cos, self._sin = cos.to(dtype), sin.to(dtype)
 
     def __call__(
-        self, x: Tensor, starts: Sequence[int], first_slot: int
+        self,
+        x: Tensor,
+        starts: Sequence[int],
+        first_slot: int,
+        branches: Branches | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run inputs [rows, n, hidden] whose row i starts at position `starts[i]`.
+        """Run inputs [rows, n, hidden] whose row i is stored from `starts[i]` on.
 
-        Rows are slots `first_slot`, `first_slot + 1`, …; long inputs go through in chunks.
+        Rows are slots `first_slot`, `first_slot + 1`, …; long inputs go through in chunks, the
+        nodes of a tree (`branches`) never.
 
         Returns:
             The output [rows, n, hidden], and the inputs of the tapped layers side by side,
             [rows, n, taps x hidden], or None without taps.
         """
+        if branches is not None:
+            return self._run(x, starts, first_slot, branches)
         chunks = x.split(PREFILL_CHUNK, dim=1)
         pairs = [
             self._run(chunk, [start + index * PREFILL_CHUNK for start in starts], first_slot)
@@ -174,9 +182,13 @@ class Decoder:
         return outputs, torch.cat(tapped, dim=1) if tapped else None
 
     def _run(
-        self, x: Tensor, starts: Sequence[int], first_slot: int
+        self,
+        x: Tensor,
+        starts: Sequence[int],
+        first_slot: int,
+        branches: Branches | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        window = Window(starts, x.shape[1], first_slot, self.cache)
+        window = Window(starts, x.shape[1], first_slot, self.cache, branches)
         positions = window.positions
         tables = (self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2))
         kv = zip(self.cache.keys, self.cache.values, strict=True)
