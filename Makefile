@@ -2,10 +2,11 @@
 #             (METHOD=eagle3, medusa, model or ngram instead of the EAGLE head)
 # make test   the tests (make test-slow: those that kill and race for minutes)
 # make check  lint, types, import contract, README against the program
-# make bench  speculation on against off, and against transformers, in one run; then bench-prepare
+# make bench  speculation on against off, and against transformers, in one run; then the next two
+# make bench-drafters  acceptance length of every drafter by kind of work
 # make bench-prepare  `prepare` against cp and against load and save: time and peak memory, 4.5 GB
 
-.PHONY: demo test test-slow check bench bench-prepare clean
+.PHONY: demo test test-slow check bench bench-drafters bench-prepare clean
 
 BIN := .venv/bin
 
@@ -37,7 +38,12 @@ bench:
 	@$(BIN)/neuron-spec prepare $(SPEC)
 	@$(BIN)/neuron-spec compile $(SPEC)
 	@$(BIN)/neuron-spec bench build/smollm2-135m-$(METHOD).cpu/artifact --peer transformers
+	@$(BIN)/python tests/benchmarks/drafters.py
 	@$(BIN)/python tests/benchmarks/prepare.py
+
+bench-drafters:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/drafters.py
 
 bench-prepare:
 	@.ci/setup dev

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from combinations import COMBINATIONS, Asked, decode, spec_of, speculator_of, write_models
+from torch import Tensor
 
 from neuron_spec.backends.base import Decoding, Speculator, TokenLogprobs
+from neuron_spec.drafters import Choose, Proposal, choose_best
 from neuron_spec.sampling import SamplingParams
 
 VOCAB = 24  # so small that random drafts are right now and then
@@ -110,3 +113,38 @@ def test_something_is_accepted(folder: Path, method: str, shape: str) -> None:
             num_accepted += result.num_accepted
         speculator.release(0)
     assert num_accepted >= 3
+
+
+class WrongDrafter:
+    """Always proposes another token than the target will choose."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer, self._place = answer, 0
+
+    def begin(self, slot: int, tokens: Tensor, features: Tensor) -> None:
+        self._place = 1
+
+    def observe(self, slot: int, tokens: Tensor, features: Tensor) -> None:
+        self._place += len(tokens)
+
+    def propose(
+        self, num_rows: int, num_draft_tokens: int, choose: Choose = choose_best
+    ) -> Proposal:
+        right = self._answer[self._place : self._place + num_draft_tokens]
+        return Proposal(torch.tensor([[(token + 1) % VOCAB for token in right]]))
+
+    def release(self, slot: int) -> None:
+        pass
+
+
+def test_a_draft_that_is_always_wrong_is_never_accepted(folder: Path) -> None:
+    """It costs its drafting and a step a token, and no output."""
+    expected = plain(folder, [Asked(PROMPTS[0])])[0]
+    speculator = speculator_of(spec_of(folder, "eagle", "chain"))
+    speculator._drafter = WrongDrafter([*expected, *[0] * 8])  # type: ignore[attr-defined]
+    tokens = [speculator.prefill(0, PROMPTS[0]).token]
+    while len(tokens) < 16:
+        result = speculator.step(3)[0]
+        assert (result.num_drafted, result.num_accepted) == (3, 0)
+        tokens += result.tokens
+    assert tokens == expected[:16]
