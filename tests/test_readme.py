@@ -48,6 +48,13 @@ def test_every_verb_is_in_the_readme() -> None:
         assert f"neuron-spec {verb} " in README
 
 
+def test_tables_in_the_readme_are_the_programs() -> None:
+    tables = re.findall(r"^<!-- (neuron-spec .*?) -->\n(.*?)^<!-- end -->", README, re.M | re.S)
+    assert tables
+    for command, text in tables:
+        assert run_cli(command).strip() == text.strip(), f"README is out of date: {command}"
+
+
 def test_every_spec_in_the_readme_loads(tmp_path: Path) -> None:
     assert blocks("toml")
     for text in blocks("toml"):

@@ -17,7 +17,18 @@ import click
 from neuron_spec.errors import NeuronSpecError, nearest
 from neuron_spec.version import __version__
 
-VERBS = ("bench", "check", "compile", "demo", "generate", "inspect", "prepare", "serve", "verify")
+VERBS = (
+    "bench",
+    "check",
+    "compile",
+    "demo",
+    "generate",
+    "inspect",
+    "methods",
+    "prepare",
+    "serve",
+    "verify",
+)
 
 
 class VerbGroup(click.Group):
