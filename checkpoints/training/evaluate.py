@@ -1,4 +1,4 @@
-"""Acceptance of a draft head on the evaluation rows, with the target in float32.
+"""Acceptance of a draft on the evaluation rows, with the target in float32.
 
 The rows are the Spec-Bench rows with index % 5 == 0 and all HumanEval rows, first turn only. The
 target's greedy answers and features are kept in <work>/evaluation and used again.
@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from dataclasses import dataclass
 from pathlib import Path
 
+import chain
+import draft_model
+import eagle
+import eagle3
+import medusa
 import torch
 import torch.nn.functional as F
+from acceptance import Acceptance
 from common import (
     Sequence,
+    TargetConfig,
     add_target,
     chat_tokens,
     evaluation_split,
@@ -24,9 +32,12 @@ from common import (
     read_config,
     read_jsonl,
     save_shard,
+    write_tensors,
     write_text,
 )
-from draft import Acceptance, load_head, simulate
+from data import load_data
+from record_taps import TapRecorder
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
@@ -111,11 +122,12 @@ def table(counts: dict[str, Acceptance]) -> str:
 
 
 def count_by_category(sequences: list[Sequence], counts: list[Acceptance]) -> dict[str, Acceptance]:
-    """Counts by category, then over Spec-Bench and over everything."""
+    """Counts by category, then over Spec-Bench (of evaluation rows) and over everything."""
     groups: dict[str, Acceptance] = {}
     for sequence, count in zip(sequences, counts, strict=True):
-        category = sequence.meta["category"]
-        names = [category, "all rows"] + ["Spec-Bench"] * (category != "code")
+        category = sequence.meta.get("category")
+        names = [category or sequence.meta["source"], "all rows"]
+        names += ["Spec-Bench"] * (category not in (None, "code"))
         for name in names:
             groups.setdefault(name, Acceptance()).add(count)
     last = ("Spec-Bench", "all rows")
@@ -125,6 +137,78 @@ def count_by_category(sequences: list[Sequence], counts: list[Acceptance]) -> di
     }
 
 
+@dataclass
+class Target:
+    """What counting needs of the target."""
+
+    config: TargetConfig
+    embedding: Tensor
+    lm_head: Tensor
+
+    @classmethod
+    def load(cls, directory: Path) -> Target:
+        """Reads embedding and LM head, float32."""
+        state = load_target_tensors(directory)
+        embedding = state["embed_tokens.weight"]
+        lm_head = state.get("lm_head.weight", embedding)
+        return cls(read_config(directory), embedding, lm_head)
+
+
+def count_eagle(
+    head: Path, target: Target, sequences: list[Sequence], num_draft_tokens: int
+) -> list[Acceptance]:
+    """EAGLE v1."""
+    model = eagle.load_head(head, target.config)
+    tables = (target.embedding, target.lm_head)
+    return chain.simulate(model, sequences, *tables, num_draft_tokens, torch.float32)
+
+
+def count_eagle3(
+    head: Path, target: Target, sequences: list[Sequence], num_draft_tokens: int
+) -> list[Acceptance]:
+    """EAGLE-3; sequences have their taps."""
+    model = eagle3.load_head(head, target.config)
+    tables = (target.embedding, target.lm_head)
+    own = (model.lm_head, model.draft_tokens)
+    return chain.simulate(model, sequences, *tables, num_draft_tokens, torch.float32, own)
+
+
+def count_medusa(
+    head: Path, target: Target, sequences: list[Sequence], num_draft_tokens: int
+) -> list[Acceptance]:
+    """Medusa: as many draft tokens as heads."""
+    heads = medusa.load_heads(head, target.config)
+    return medusa.simulate(heads, sequences, target.lm_head, torch.float32)
+
+
+def count_model(
+    head: Path, target: Target, sequences: list[Sequence], num_draft_tokens: int
+) -> list[Acceptance]:
+    """A draft model."""
+    model = draft_model.load_model(head, target.config)
+    return draft_model.simulate(model, sequences, target.lm_head, num_draft_tokens, torch.float32)
+
+
+def attach_taps(directory: Path, sequences: list[Sequence], kept: Path) -> None:
+    """The target's states that EAGLE-3 reads, float32, computed or read from the file kept."""
+    lengths = [len(s.tokens) for s in sequences]
+    if not kept.exists():
+        recorder = TapRecorder(directory, torch.float32, max(lengths))
+        states = torch.cat([recorder([s.tokens])[0] for s in sequences])
+        write_tensors(kept, {"taps": states})
+    parts = load_file(kept)["taps"].split(lengths)
+    for sequence, taps in zip(sequences, parts, strict=True):
+        sequence.taps = taps
+
+
+METHODS = {
+    "eagle": count_eagle,
+    "eagle3": count_eagle3,
+    "medusa": count_medusa,
+    "model": count_model,
+}
+
+
 def main() -> None:
     """Command line."""
     parser = ArgumentParser(description=__doc__)
@@ -132,36 +216,41 @@ def main() -> None:
     parser.add_argument("--spec-bench", type=Path, default=Path("spec-bench-questions.jsonl"))
     parser.add_argument("--humaneval", type=Path, default=Path("humaneval-questions.jsonl"))
     parser.add_argument("--head", type=Path, help="folder of the head; without it, only answer")
+    parser.add_argument("--method", choices=sorted(METHODS), default="eagle")
+    parser.add_argument(
+        "--held-out", action="store_true", help="the held-out answers of training instead"
+    )
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--num-draft-tokens", type=int, default=4)
     args = parser.parse_args()
-    need(parser, args.target, args.spec_bench, args.humaneval, *([args.head] if args.head else []))
+    need(parser, args.target, *([args.head] if args.head else []))
     torch.set_num_threads(args.threads)
     answers = args.work / "evaluation" / "answers.safetensors"
-    if not answers.exists():
+    if not answers.exists() and not args.held_out:
+        need(parser, args.spec_bench, args.humaneval)
         rows = evaluation_split(read_jsonl(args.spec_bench))[1] + read_jsonl(args.humaneval)
         save_shard(answers, target_answers(args.target, rows, args.new_tokens, args.batch))
     if args.head is None:
         return
-    sequences = [s for s in load_shard(answers) if len(s.tokens) > s.answer_start]
-    state = load_target_tensors(args.target)
-    embedding = state["embed_tokens.weight"]
-    counts = simulate(
-        load_head(args.head, read_config(args.target)),
-        sequences,
-        embedding,
-        state.get("lm_head.weight", embedding),
-        args.num_draft_tokens,
-        torch.float32,
-    )
+    if args.held_out:
+        sequences = load_data(args.work / "answers", 1.0, 1500, 0, 160).held_out
+    else:
+        sequences = [s for s in load_shard(answers) if len(s.tokens) > s.answer_start]
+    rows_name = "held-out" if args.held_out else "acceptance"
+    if args.method == "eagle3":
+        kept = answers.with_name(f"taps-{rows_name}.safetensors")
+        attach_taps(args.target, sequences, kept)
+    target, count = Target.load(args.target), METHODS[args.method]
+    counts = count(args.head, target, sequences, args.num_draft_tokens)
     groups = count_by_category(sequences, counts)
     print(table(groups))
     summary = {
         name: {"tokens": c.tokens, "steps": c.steps, "length": c.length, "rates": c.rates()}
         for name, c in groups.items()
     }
-    write_text(args.work / "evaluation" / "acceptance.json", json.dumps(summary, indent=2) + "\n")
+    path = args.work / "evaluation" / f"{rows_name}-{args.method}.json"
+    write_text(path, json.dumps(summary, indent=2) + "\n")
 
 
 if __name__ == "__main__":

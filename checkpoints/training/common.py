@@ -167,6 +167,7 @@ class Sequence:
     answer_start: int
     meta: dict
     label_start: int = 0  # where the target's own writing starts, when that is before the answer
+    taps: torch.Tensor | None = None  # [n, 3 hidden]: inputs of three target layers, for EAGLE-3
 
     @property
     def first_label(self) -> int:

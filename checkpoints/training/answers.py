@@ -34,9 +34,9 @@ from common import (
     read_config,
     read_jsonl,
     rope_tables,
-    rotate,
     save_shard,
 )
+from target import fuse_layer, normed
 from transformers import PreTrainedTokenizerBase
 
 KERNEL_FLAGS = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-std=c++17", "-fPIC"]
@@ -60,35 +60,6 @@ def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
 
 
-@dataclass
-class Layer:
-    """Weights of one target layer: bfloat16 matrices (fused where inputs agree), float32 norms."""
-
-    qkv: torch.Tensor
-    out: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
-
-
-def fuse_layer(state: dict[str, torch.Tensor], index: int) -> Layer:
-    """Takes one layer out of a state dict."""
-
-    def weight(*names: str) -> torch.Tensor:
-        rows = [state[f"layers.{index}.{name}.weight"] for name in names]
-        return torch.cat(rows).bfloat16()
-
-    return Layer(
-        qkv=weight("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        out=weight("self_attn.o_proj"),
-        gate_up=weight("mlp.gate_proj", "mlp.up_proj"),
-        down=weight("mlp.down_proj"),
-        attention_norm=state[f"layers.{index}.input_layernorm.weight"],
-        mlp_norm=state[f"layers.{index}.post_attention_layernorm.weight"],
-    )
-
-
 class BatchTarget:
     """The target with a key/value cache of `rows` slots; bfloat16 products, float32 residual."""
 
@@ -108,52 +79,24 @@ class BatchTarget:
         self.keys = [torch.zeros(shape, dtype=torch.bfloat16) for _ in self.layers]
         self.values = [torch.zeros(shape, dtype=torch.bfloat16) for _ in self.layers]
 
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.eps).bfloat16()
-
-    def _mlp(self, x: torch.Tensor, layer: Layer) -> torch.Tensor:
-        gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate).mul_(up), layer.down)
-
-    def _prompt_attention(
-        self, qkv: torch.Tensor, index: int, slots: list[int], lengths: list[int]
-    ) -> torch.Tensor:
-        """Causal attention in each packed prompt, qkv [sum(lengths), width]; fills the cache."""
-        c = self.config
-        outputs = []
-        for slot, part in zip(slots, qkv.split(lengths), strict=True):
-            n = len(part)
-            heads = part.view(n, c.heads + 2 * c.kv_heads, 64)
-            cos, sin = self.cos[:n, None], self.sin[:n, None]
-            turned = rotate(heads[:, : c.heads + c.kv_heads].float(), cos, sin).bfloat16()
-            q, k = turned.split((c.heads, c.kv_heads), dim=1)
-            v = heads[:, c.heads + c.kv_heads :].contiguous()
-            k = k.contiguous()
-            self.kernels.write_prompt(
-                pointer(k),
-                pointer(v),
-                ctypes.c_int64(n),
-                ctypes.c_int64(slot),
-                ctypes.c_int64(c.kv_heads),
-                ctypes.c_int64(self.capacity),
-                pointer(self.keys[index]),
-                pointer(self.values[index]),
-            )
-            attended = F.scaled_dot_product_attention(
-                *(t.transpose(0, 1)[None] for t in (q, k, v)), is_causal=True, enable_gqa=True
-            )
-            outputs.append(attended[0].transpose(0, 1).reshape(n, -1))
-        return torch.cat(outputs)
-
     def prefill(self, prompts: list[list[int]], slots: list[int]) -> list[torch.Tensor]:
         """Processes prompts packed into one batch; features bfloat16 [length, hidden] of each."""
         lengths = [len(p) for p in prompts]
         x = self.embedding[torch.tensor([t for p in prompts for t in p])].float()
         for index, layer in enumerate(self.layers):
-            qkv = F.linear(self._normed(x, layer.attention_norm), layer.qkv)
-            x = x + F.linear(self._prompt_attention(qkv, index, slots, lengths), layer.out)
-            x = self._mlp(x, layer)
-        return list(self._normed(x, self.norm).split(lengths))
+            x, cached = layer.packed(x, lengths, self.config, (self.cos, self.sin))
+            for slot, (keys, values) in zip(slots, cached, strict=True):
+                self.kernels.write_prompt(
+                    pointer(keys),
+                    pointer(values),
+                    ctypes.c_int64(len(keys)),
+                    ctypes.c_int64(slot),
+                    ctypes.c_int64(self.config.kv_heads),
+                    ctypes.c_int64(self.capacity),
+                    pointer(self.keys[index]),
+                    pointer(self.values[index]),
+                )
+        return list(normed(x, self.norm, self.config.eps).bfloat16().split(lengths))
 
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """One token of every row: tokens, positions int64 [rows] to features bfloat16 [rows, H]."""
@@ -162,7 +105,7 @@ class BatchTarget:
         attended = torch.empty(len(tokens), c.heads * 64, dtype=torch.bfloat16)
         x = self.embedding[tokens].float()
         for index, layer in enumerate(self.layers):
-            qkv = F.linear(self._normed(x, layer.attention_norm), layer.qkv)
+            qkv = layer.queries_keys_values(x, c.eps)
             self.kernels.decode_attention(
                 pointer(qkv),
                 pointer(self.cos),
@@ -173,8 +116,8 @@ class BatchTarget:
                 *sizes,
                 pointer(attended),
             )
-            x = self._mlp(x + F.linear(attended, layer.out), layer)
-        return self._normed(x, self.norm)
+            x = layer.mlp(x + F.linear(attended, layer.out), c.eps)
+        return normed(x, self.norm, c.eps).bfloat16()
 
     def sample(self, features: torch.Tensor, inv_temperature: torch.Tensor) -> torch.Tensor:
         """Next tokens int64 [rows]; greedy where inv_temperature (float32 [rows]) is 0."""
