@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from neuron_spec.trees import Tree
 
 if TYPE_CHECKING:
     from neuron_spec.spec.schema import BuildSpec
@@ -26,6 +29,8 @@ def emulation_faults(spec: BuildSpec) -> list[str]:
         "sampling with a token tree": rule == "rejection" and bool(draft.tree),
         f"a tree with draft.method '{draft.method}'": bool(draft.tree)
         and draft.method not in METHODS_WITH_TREE,
+        "a token tree that skips one of a node's best tokens": draft.method == "eagle"
+        and _skips_ranks(draft.tree),
         "draft.dynamic_tree": draft.dynamic_tree is not None,
         "draft.sampled": draft.sampled,
         "draft.by_load": bool(draft.by_load),
@@ -39,6 +44,11 @@ def emulation_faults(spec: BuildSpec) -> list[str]:
         "reference.device other than 'cpu'": spec.reference.device != "cpu",
     }
     return [f"reference.emulate: not with {what}" for what, applies in refused.items() if applies]
+
+
+def _skips_ranks(paths: Sequence[Sequence[int]]) -> bool:
+    tree = Tree.from_paths(paths) if paths else Tree.chain(0)
+    return tree.ranks != tree.sibling_numbers
 
 
 def is_unfused(spec: BuildSpec) -> bool:
