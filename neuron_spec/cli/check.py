@@ -27,7 +27,9 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 def command(context: click.Context, spec_path: Path, show_config: bool, as_json: bool) -> None:
     """Find every error of SPEC before compiling, and say which guarantee its rule gives.
 
-    Exit code 2 if there are errors.
+    Findings that concern one backend's builds name it. Exit code 2 if there are errors that stop
+    the build the spec is for: for Neuron where it has a [neuron] table, for the reference backend
+    where not.
     """
     if show_config:
         _show_config(spec_path, as_json)
@@ -38,7 +40,8 @@ def command(context: click.Context, spec_path: Path, show_config: bool, as_json:
 
     spec = load_spec(spec_path)
     findings, claims, packages = check(spec), claims_of(spec.verification), neuron_packages()
-    has_errors = any(finding.severity == "error" for finding in findings)
+    backend = "neuron" if spec.neuron else "reference"
+    has_errors = any(f.severity == "error" and f.concerns(backend) for f in findings)
     if as_json:
         print_json(
             {
@@ -59,8 +62,9 @@ def _print(spec: Any, findings: Any, claims: Any, packages: Any) -> None:
     console = out()
     for finding in findings:
         colour = _COLOURS[finding.severity]
+        only = "" if finding.backend == "any" else f" ({finding.backend} backend only)"
         console.print(
-            f"[bold {colour}]{finding.severity}[/] {finding.code}: {plain(finding.message)}"
+            f"[bold {colour}]{finding.severity}[/]{only} {finding.code}: {plain(finding.message)}"
         )
         console.print(f"  mend: {plain(finding.remedy)}")
         console.print(f"  source: {plain(finding.source)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from neuron_spec.checkpoints.contradictions import adopt_vocabulary
 from neuron_spec.checkpoints.identify import Identity
 from neuron_spec.preflight.findings import Finding, error
 
@@ -15,5 +16,5 @@ def check_pair(draft: Identity, target: Identity) -> list[Finding]:
             "use a draft that was trained for this target, of a variant that NxDI computes",
             f"neuron_spec.checkpoints.formats.{draft.family} (with its sources)",
         )
-        for code, sentence in draft.refusals(target)
+        for code, sentence in adopt_vocabulary(draft, target).refusals(target)
     ]

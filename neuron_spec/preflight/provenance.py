@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from neuron_spec.checkpoints.json_files import read_json
 from neuron_spec.checkpoints.prepare import RECORD, PreparedCheckpoint
-from neuron_spec.checkpoints.tensors import read_json
 from neuron_spec.errors import CheckpointError
 from neuron_spec.preflight.findings import Finding, error
 from neuron_spec.spec.schema import BuildSpec

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from neuron_spec.checkpoints.formats import hydra, medusa
 from neuron_spec.checkpoints.identify import Identity
 from neuron_spec.preflight.findings import Finding, error
 from neuron_spec.spec.schema import BuildSpec
+from neuron_spec.trees import Tree
 
 
 def check_shapes(spec: BuildSpec, target: Identity | None) -> list[Finding]:
@@ -32,15 +34,47 @@ def check_shapes(spec: BuildSpec, target: Identity | None) -> list[Finding]:
                 "neuron_spec.engine.request",
             )
         )
-    if spec.neuron is not None:
-        findings.append(
-            Finding(
-                "neuron-section-unused",
-                "info",
-                "this version compiles for the reference backend only; [neuron] is read and kept "
-                "in the manifest, but not used",
-                "nothing to do",
-                "neuron_spec.backends",
-            )
-        )
     return findings
+
+
+def check_draft_context(spec: BuildSpec, draft: Identity, target: Identity) -> list[Finding]:
+    """A draft that was trained for fewer positions than a request may reach still runs: NxDI and
+    the reference backend compute rotary positions without a limit."""
+    ours, theirs = (model.config.max_position_embeddings for model in (draft, target))
+    total = spec.shape.max_total_tokens
+    if not 0 < ours < min(total, theirs):
+        return []
+    return [
+        Finding(
+            "draft-positions",
+            "warning",
+            f"max_total_tokens {total} exceeds the draft's max_position_embeddings {ours} (target "
+            f"{theirs}): past {ours} acceptance may fall, the output stays the target's",
+            f"nothing to do, or lower shape.max_total_tokens to {ours}",
+            "NxDI models/llama/modeling_llama.py get_rope (max_position_embeddings is not a limit)",
+        )
+    ]
+
+
+def check_draft_length(spec: BuildSpec, draft: Identity) -> list[Finding]:
+    """Medusa and Hydra draft one token a head, and a level of a tree a head."""
+    counts = {"medusa": medusa.num_heads, "hydra": hydra.num_heads}
+    if draft.family not in counts:
+        return []
+    num_heads = counts[draft.family](draft.shapes)
+    length, what = spec.num_draft_tokens, "num_draft_tokens"
+    if spec.draft.tree:
+        length = Tree.from_paths(spec.draft.tree).first(length).max_depth
+        what = "levels of draft.tree"
+    if length <= num_heads:
+        return []
+    setting = "draft.tree" if spec.draft.tree else "draft.num_draft_tokens"
+    return [
+        error(
+            "draft-length-beyond-heads",
+            f"{what} {length}, but {draft.directory} has {num_heads} heads, which draft one token "
+            "each",
+            f"set {setting} to at most {num_heads}" + " levels" * bool(spec.draft.tree),
+            f"neuron_spec.checkpoints.formats.{draft.family}",
+        )
+    ]

@@ -18,7 +18,6 @@ from neuron_spec.errors import CheckpointError, PreflightError
 from neuron_spec.preflight import Finding, check, raise_on_errors
 from neuron_spec.preflight.check import locate
 from neuron_spec.spec import BuildSpec, load_spec
-from neuron_spec.spec.schema import NeuronSpec
 
 
 def change_config(directory: Path, **changes: Any) -> None:
@@ -86,16 +85,6 @@ def test_lengths_beyond_the_context(
         assert "at most 252" in findings[0].remedy
 
 
-def test_a_neuron_section_is_said_to_be_unused(
-    spec: BuildSpec, prepared: PreparedCheckpoint
-) -> None:
-    neuron = NeuronSpec(instance="trn2.48xlarge", tp_degree=4)
-    finding = only(
-        check(spec.model_copy(update={"neuron": neuron}), prepared), "neuron-section-unused"
-    )
-    assert finding.severity == "info"
-
-
 def test_no_room_for_output_is_a_warning(spec: BuildSpec, prepared: PreparedCheckpoint) -> None:
     finding = only(check(with_shape(spec, max_prompt_tokens=96), prepared), "no-room-for-output")
     assert finding.severity == "warning"
@@ -126,21 +115,23 @@ def test_arithmetic_that_is_not_computed_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_refused"),
+    ("changes", "expected"),
     [
-        ({"model_type": "mistral", "sliding_window": 128}, True),
-        ({"model_type": "mistral", "sliding_window": None}, False),
-        ({"model_type": "llama", "sliding_window": 128}, False),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, False),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, False),
-        ({"rope_scaling": {"rope_type": "default"}}, False),
+        ({"model_type": "mistral", "sliding_window": 128}, ["target-sliding-window"]),
+        ({"model_type": "mistral", "sliding_window": None}, []),
+        ({"model_type": "llama", "sliding_window": 128}, []),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, ["draft-rope-scaling-differs"]),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            ["target-rope-scaling-linear", "draft-rope-scaling-differs"],
+        ),
+        ({"rope_scaling": {"rope_type": "default"}}, []),
     ],
 )
 def test_sliding_windows_and_known_scalings(
-    spec: BuildSpec, prepared: PreparedCheckpoint, changes: dict[str, Any], is_refused: bool
+    spec: BuildSpec, prepared: PreparedCheckpoint, changes: dict[str, Any], expected: list[str]
 ) -> None:
     change_config(prepared.target, **changes)
-    expected = ["target-sliding-window"] if is_refused else []
     assert codes(check(spec, prepared)) == expected
 
 
@@ -261,7 +252,7 @@ def test_a_finding_is_plain_data() -> None:
     finding = Finding("code", "info", "message", "remedy", "source")
     assert finding.as_dict() == {
         "code": "code", "severity": "info", "message": "message", "remedy": "remedy",
-        "source": "source",
+        "source": "source", "backend": "any",
     }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""NxD Inference: its configuration as data; NxDI itself is imported only inside functions."""
