@@ -82,8 +82,9 @@ def rule_rows() -> list[dict[str, str]]:
             cases = (("lenient, lenience < 1", 0.5), ("lenient, lenience = 1", 1.0))
         for label, lenience in cases:
             claims = claims_for(rule, lenience=lenience)
-            statuses = {claim.level: claim.status for claim in claims}
-            rows.append({"verification.rule": label, **statuses})
+            row: dict[str, str] = {"verification.rule": label}
+            row |= {claim.level: claim.status for claim in claims}
+            rows.append(row)
     return rows
 
 
