@@ -14,6 +14,7 @@ from neuron_spec.backends.base import GREEDY, Decoding, Speculator
 from neuron_spec.backends.reference.build import open_speculator
 from neuron_spec.checkpoints.prepare import prepare
 from neuron_spec.spec import BuildSpec
+from neuron_spec.spec.schema import METHODS_WITH_DYNAMIC_TREE, METHODS_WITH_TREE
 
 TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 1, 0]]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -28,22 +29,25 @@ METHODS: dict[str, dict[str, Any]] = {
     "hydra++": {"method": "hydra", "model": "hydra++"},
     "eagle": {"model": "eagle"},
     "eagle3": {"model": "eagle3"},
+    "mtp": {},
+    "early-exit": {"exit_layer": 5},
     "ngram": {"ngram_sizes": [1, 2]},
+    "suffix": {"suffix_depth": 8},
+}
+_WITH_SHAPE = {
+    "chain": METHODS,
+    "tree": (*METHODS_WITH_TREE, "hydra++"),
+    "dynamic": METHODS_WITH_DYNAMIC_TREE,
 }
 COMBINATIONS = [
-    (method, shape)
-    for method in METHODS
-    for shape in SHAPES
-    if shape == "chain"
-    or (method != "ngram" and shape == "tree")
-    or method in ("model", "eagle", "eagle3")
+    (method, shape) for method in METHODS for shape in SHAPES if method in _WITH_SHAPE[shape]
 ]
 
 
 def write_models(folder: Path, vocab_size: int = 259) -> Path:
     """A target and a draft of every kind for it; the draft model is the target with noise."""
     size: dict[str, Any] = {"vocab_size": vocab_size}
-    tiny.write_target(folder / "target", num_hidden_layers=8, **size)
+    tiny_heads.write_mtp_target(folder / "target", num_hidden_layers=8, **size)
     tiny.write_target(folder / "draft", seed=5, num_hidden_layers=1, **size)
     tiny.write_eagle(folder / "eagle", **size)
     tiny.write_eagle3(folder / "eagle3", num_rows=vocab_size - vocab_size // 3, **size)

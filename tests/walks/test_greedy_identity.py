@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from combinations import COMBINATIONS, Asked, decode, spec_of, speculator_of, write_models
+from combinations import COMBINATIONS, METHODS, Asked, decode, spec_of, speculator_of, write_models
 from torch import Tensor
 
 from neuron_spec.backends.base import Decoding, Speculator, TokenLogprobs
 from neuron_spec.drafters import Choose, Proposal, choose_best
 from neuron_spec.sampling import SamplingParams
+from neuron_spec.spec.schema import DRAFT_METHODS
 
 VOCAB = 24  # so small that random drafts are right now and then
 PROMPTS = ([5, 9, 17, 20, 11], [4, 3, 12], [7, 7, 7, 7, 7, 7, 7], [10])
 NUM_TOKENS = 24
 each_combination = pytest.mark.parametrize(("method", "shape"), COMBINATIONS)
+
+
+def test_every_method_is_combined() -> None:
+    assert {METHODS[method].get("method", method) for method in METHODS} == set(DRAFT_METHODS) - {
+        "none"
+    }
 
 
 @pytest.fixture(scope="module")
