@@ -71,7 +71,7 @@ def placement(num_slots: int = 1, length: int = 128) -> Placement:
 
 def load_target(directory: str = "target", method: str = "model", num_slots: int = 1) -> Target:
     num_layers = read_config(GOLDEN / directory).num_hidden_layers
-    taps = HEADS[method].taps(num_layers)
+    taps = HEADS[method].taps(GOLDEN / method, num_layers) if method == "eagle3" else ()
     return Target(GOLDEN / directory, placement(num_slots), taps=taps)
 
 

@@ -56,7 +56,9 @@ class Recorder:
         placement = Placement(batch_size, 110, torch.float32, torch.device("cpu"))
         kind = HEADS[CASES[draft][1]] if draft else None
         num_layers = read_config(GOLDEN / target).num_hidden_layers
-        taps = kind.taps(num_layers) if kind else ()
+        taps = (
+            kind.taps(GOLDEN / DIRECTORIES.get(draft, draft), num_layers) if draft and kind else ()
+        )
         self.target = Target(GOLDEN / target, placement, taps=taps)
         self.draft_logits: list[Tensor] = []  # one entry a drafted position, [rows, 1, vocab]
         self.target_logits: list[Tensor] = []  # one entry a step, [rows, k + 1, vocab]

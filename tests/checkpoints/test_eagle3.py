@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.models import HEADS
 from neuron_spec.checkpoints import identify
 from neuron_spec.checkpoints.formats import eagle3
 from neuron_spec.checkpoints.plans.widening import widened
@@ -177,8 +178,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "fc-norm": ("specforge", {"fc_norm": True}, "fc_norm is true"),
     "before-fc": ("speculators", {"norm_before_fc": True}, "norm_before_fc is true"),
     "output": ("speculators", {"norm_output": True}, "norm_output is true"),
-    "layers": ("specforge", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}},
-               "NxDI taps [2, 4, 5]"),
+    "layers": ("specforge", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 2, 5]}},
+               "expected 3 rising layers of the target's 8, as [2, 4, 5]"),
+    "layers-beyond": ("authors", {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, "target's 8"),
+    "two-layers": ("authors", {"eagle_aux_hidden_state_layer_ids": [2, 4]}, "3 rising layers"),
     "target-hidden": ("authors", {"target_hidden_size": 64}, "target_hidden_size 64"),
     "too-many-rows": ("authors", {"draft_vocab_size": 300}, "exceeds vocab_size 259"),
 }  # fmt: skip
@@ -195,6 +198,31 @@ def test_what_nxdi_would_compute_wrongly_is_refused(
         prepare_draft(draft, target, tmp_path / "out")
     assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("ids", "layers"),
+    [
+        ([2, 4, 5], (2, 4, 5)),  # as the authors count
+        ([1, 3, 4], (2, 4, 5)),  # as SpecForge counts
+        ([0, 3, 7], (0, 3, 7)),
+        ([1, 2, 6], (2, 3, 7)),
+        (None, (2, 4, 5)),
+    ],
+)
+def test_features_are_those_that_the_config_names(
+    ids: list[int] | None, layers: tuple[int, ...], tmp_path: Path, target: Path
+) -> None:
+    draft = write(tmp_path)
+    if ids is not None:
+        edit(draft, eagle_aux_hidden_state_layer_ids=ids)
+    prepared = prepare_draft(draft, target, tmp_path / "out")
+    assert HEADS["eagle3"].taps(tmp_path / "out", NUM_TARGET_LAYERS) == layers
+    # Prepared once more it stays what it is, whatever its own list begins with.
+    prepare_draft(tmp_path / "out", target, tmp_path / "again")
+    assert HEADS["eagle3"].taps(tmp_path / "again", NUM_TARGET_LAYERS) == layers
+    told = any("NxDI taps those of [2, 4, 5]" in decision for decision in prepared.decisions)
+    assert told == (layers != (2, 4, 5))
 
 
 def test_norm_output_of_specforge_is_the_norm_before_the_head(tmp_path: Path, target: Path) -> None:

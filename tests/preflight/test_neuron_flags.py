@@ -124,8 +124,9 @@ def test_flags(code: str, violation: dict[str, Any], passing: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("code", "severity", "violation", "passing"),
     [
-        ("kernels-short-bucket", "warning", on(qkv_kernel_enabled=True),
-         on({"neuron": {"context_encoding_buckets": [1152]}}, qkv_kernel_enabled=True)),
+        ("kernels-short-bucket", "warning",
+         on({"neuron": {"context_encoding_buckets": [1024]}}, qkv_kernel_enabled=True),
+         on({"neuron": {"context_encoding_buckets": [1025]}}, qkv_kernel_enabled=True)),
         ("async-tail", "info", on(EAGLE, async_mode=True),
          on({"neuron": {"sample_on_device": True}}, async_mode=True)),
     ],

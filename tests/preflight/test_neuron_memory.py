@@ -94,6 +94,13 @@ def test_the_room_of_one_core(sizes: dict[str, int], code: str, severity: str) -
     assert (finding.code, finding.severity) == (f"neuron-{code}", severity)
 
 
+def test_the_remedy_is_the_smallest_degree_that_has_room() -> None:
+    """70B needs 131 GiB: 33 on each of four cores, 17 on each of eight."""
+    findings = findings_of(target="llama-70b", neuron={**TRN2, "tp_degree": 2})
+    (finding,) = (f for f in findings if f.code == "neuron-memory")
+    assert finding.remedy.startswith("set neuron.tp_degree to 8,")
+
+
 def test_without_a_larger_degree_the_remedy_is_another() -> None:
     findings = findings_of(target="llama-70b", neuron={"tp_degree": 4})
     (finding,) = (f for f in findings if f.code == "neuron-memory")
@@ -146,13 +153,52 @@ def test_a_block_layout_has_its_own_size() -> None:
     blocks = {"is_block_kv_layout": True, "pa_num_blocks": 10, "pa_block_size": 32}
     found = part("target KV cache", neuron={"config": blocks})
     assert found == 2 * 32 * 2 * 320 * 128 * 2
+    for incomplete in blocks:
+        others = {name: value for name, value in blocks.items() if name != incomplete}
+        found = part("target KV cache", neuron={"config": others})
+        assert found == part("target KV cache"), incomplete
+
+
+def test_layers() -> None:
+    """q, k, v, o and three matrices of the MLP, shared by four cores; two norms on each."""
+    attention, mlp = (2 * 32 + 2 * 8) * 128 * 4096, 3 * 4096 * 14336
+    assert part("target layers") == 32 * 2 * ((attention + mlp) / 4 + 2 * 4096)
+
+
+def test_experts() -> None:
+    """Three matrices an expert, and its row of the router."""
+    attention, experts = (2 * 32 + 2 * 4) * 128 * 2048, 128 * (3 * 2048 * 768 + 2048)
+    found = part("target layers", target="qwen3-30b-a3b")
+    assert found == 48 * 2 * ((attention + experts) / 4 + 2 * 2048)
+
+
+def test_activations_are_those_of_the_longest_prompt_graph() -> None:
+    shape = {"max_prompt_tokens": 1500}
+    found = part("activations of the longest prompt graph", shape=shape)
+    assert found == 1536 * (4 * 4096 + 3 * 14336 / 4) * 2
+
+
+@pytest.mark.parametrize(
+    ("window", "fields", "kept"),
+    [
+        (128, {}, 128),
+        (129, {}, 256),  # 128 positions are rounded up to the next tile, not to themselves
+        (128, {"method": "model"}, 256),
+        (125, {"method": "model"}, 256),
+        (124, {"method": "model"}, 128),
+        (252, {"method": "model"}, 256),
+    ],
+)
+def test_the_windows_of_gpt_oss(window: int, fields: dict[str, Any], kept: int) -> None:
+    """Every other layer, the first too, keeps window - 1 positions, or window + step - 2 where a
+    step is verified, in whole tiles."""
+    target = config("gpt-oss-120b", sliding_window=window, num_hidden_layers=3)
+    build = {"target": target, "neuron": {**TRN2, "tp_degree": 16}, **fields}
+    length = 2176 if fields else 2048
+    assert part("target KV cache", **build) == 2 * 1 * 64 * 2 * (2 * kept + length)
 
 
 def test_windows_shorten_caches() -> None:
-    """gpt-oss keeps window - 1 positions in every other layer, in tiles of 128 and one more."""
-    fields = {"target": "gpt-oss-120b", "neuron": {**TRN2, "tp_degree": 16}}
-    row = 2 * 1 * 64 * 2
-    assert part("target KV cache", **fields) == row * 18 * (128 + 2048)
     mistral = config("mistral-7b", sliding_window=512)
     assert part("target KV cache", target=mistral) == 2 * 32 * 2 * 512 * 128 * 2
 
@@ -186,6 +232,8 @@ def test_the_parts_of_medusa() -> None:
     fields = {"method": "medusa", "target": "vicuna-7b"}
     assert part("Medusa blocks", **fields) == 4 * (4096 + 1) * 4096 * 2
     assert part("Medusa projections", **fields) == 4 * 32000 * 4096 * 2 / 4
+    short = {**fields, "draft_fields": {"num_draft_tokens": 2}}
+    assert part("Medusa blocks", **short) == part("Medusa blocks", **fields), "all heads are loaded"
 
 
 def test_logits_are_whole_where_the_host_verifies() -> None:

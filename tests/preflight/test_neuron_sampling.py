@@ -85,6 +85,11 @@ def tree(*paths: list[int]) -> dict[str, Any]:
         ),
         (
             "sampling-value",
+            {**SAMPLED, **sampling(top_p=1.1)},
+            {**SAMPLED, **sampling(top_p=0.1)},
+        ),
+        (
+            "sampling-value",
             {**SAMPLED, **sampling(temperature=0.0)},
             {**SAMPLED, **sampling(temperature=0.1)},
         ),
@@ -95,7 +100,7 @@ def tree(*paths: list[int]) -> dict[str, Any]:
         ),
         (
             "top-k-kernel",
-            {**SAMPLED, **sampling(top_k_kernel_enabled=False)},
+            {**SAMPLED, "shape": {"batch_size": 4}, **sampling(top_k_kernel_enabled=False)},
             {**SAMPLED, "shape": {"batch_size": 5}, **sampling(top_k_kernel_enabled=False)},
         ),
         (
@@ -160,3 +165,10 @@ def test_depths_and_ranks_are_told() -> None:
     assert "leaves at depths 1, 2:" in found["neuron-tree-leaf-depths"]
     found = {f.code: f.message for f in findings_of(**VICUNA, **tree([0], [12]))}
     assert "draft.tree has rank 12:" in found["neuron-medusa-rank"]
+
+
+def test_drawn_drafts_are_told_of_the_host_where_it_may_verify() -> None:
+    for method, is_told in (("model", True), ("eagle", False)):
+        findings = findings_of(method=method, rule="rejection", draft_fields={"sampled": True})
+        (finding,) = (f for f in findings if f.code == "neuron-draft-sampled")
+        assert ("neuron.fused to false" in finding.remedy) is is_told

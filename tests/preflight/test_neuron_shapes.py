@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from neuron_builds import assert_found, build_of, codes_of, config
+from neuron_builds import assert_found, build_of, codes_of, config, findings_of
 
 from neuron_spec.preflight.neuron.sharding import Heads, shard_heads
 
@@ -83,6 +83,18 @@ def test_what_only_costs(
 def test_a_short_cache_has_no_tiles_to_lose() -> None:
     shape = {"max_prompt_tokens": 16, "max_total_tokens": 64}
     assert "cache-untiled" not in codes_of(**K4, shape=shape)
+    untiled = {"neuron": {"token_generation_buckets": [128],
+                          "config": {"disable_kv_cache_tiling": True}}}  # fmt: skip
+    assert "cache-untiled" not in codes_of(**K4, shape=shape, **untiled)
+
+
+def test_batches_are_told_for_whom() -> None:
+    two = {"shape": {"batch_size": 2}}
+    unfused = {"method": "model", "neuron": {"fused": False}}
+    for fields, said, mend in ((unfused, "unfused draft model", "neuron.fused to true"),
+                               ({"method": "medusa"}, "Medusa", "use eagle")):  # fmt: skip
+        (finding,) = (f for f in findings_of(**fields, **two) if f.code == "neuron-batch")
+        assert said in finding.message and mend in finding.remedy
 
 
 def test_automatic_buckets_avoid_the_step() -> None:

@@ -189,3 +189,15 @@ def test_the_class_of_a_draft_is_asked_for_where_there_is_one_to_choose() -> Non
     assert errors_of(method="medusa", target="vicuna-7b", draft=head) == set()
     unknown = replace(build_of(method="model"), draft=None, draft_type=None)
     assert [f for f in check_build(unknown) if f.severity == "error"] == []
+
+
+def test_states_that_nxdi_does_not_hand_over() -> None:
+    """Llama-3.1-8B has 32 layers; NxDI taps the inputs of 2, 16 and 29."""
+    head = eagle_of("llama-8b")
+
+    def of(*layers: int) -> dict[str, Any]:
+        raw = {**head.raw, "eagle_aux_hidden_state_layer_ids": list(layers)}
+        return {"method": "eagle3", "draft": replace(head, raw=raw)}
+
+    assert_found("eagle3-feature-layers", of(8, 16, 24), of(2, 16, 29))
+    assert "eagle3-feature-layers" not in codes_of(**of(1, 15, 28))  # the same, counted by output

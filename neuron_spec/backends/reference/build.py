@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,11 @@ def open_speculator(
     """
     placement = _placement(spec)
     config, head = read_config(target_directory), HEADS.get(spec.draft.method)
-    taps = head.taps(config.num_hidden_layers) if head else ()
+    taps = head.taps(draft_directory, config.num_hidden_layers) if head and draft_directory else ()
     target = Target(target_directory, placement, taps=taps)
+    limits = replace(limits_of(spec), vocab_size=config.vocab_size)
     if spec.reference.emulate == "nxdi":
-        return open_emulation(
-            spec, target, draft_directory, placement=placement, limits=limits_of(spec)
-        )
+        return open_emulation(spec, target, draft_directory, placement=placement, limits=limits)
     parts = DraftParts(
         spec.draft, draft_shape(spec), placement, target, target_directory, draft_directory
     )
@@ -85,8 +85,9 @@ def open_speculator(
         draws_drafts=spec.draft.sampled,
         vocab_size=config.vocab_size,
     )
+    limits = replace(limits, has_logprobs=True)
     return ReferenceSpeculator(
-        target, drafter_of(parts), decisions, limits=limits_of(spec), device=placement.device
+        target, drafter_of(parts), decisions, limits=limits, device=placement.device
     )
 
 

@@ -215,14 +215,19 @@ class HeadKind:
     """How a draft is loaded, and which of the target's states are its features."""
 
     load: Callable[[Path, Placement], Head]
-    taps: Callable[[int], tuple[int, ...]]
-    """Number of target layers -> layers whose inputs are tapped; none means the final states."""
+    taps: Callable[[Path, int], tuple[int, ...]] = lambda directory, num_target_layers: ()
+    """(draft's directory, number of target layers) -> layers whose inputs are tapped; none means
+    the final states."""
+
+
+def _eagle3_taps(directory: Path, num_target_layers: int) -> tuple[int, ...]:
+    return eagle3.feature_layers(read_config(directory).raw, num_target_layers) or ()
 
 
 HEADS = {
-    "model": HeadKind(DraftModel, lambda num_target_layers: ()),
-    "medusa": HeadKind(MedusaHeads, lambda num_target_layers: ()),
-    "hydra": HeadKind(HydraHeads, lambda num_target_layers: ()),
-    "eagle": HeadKind(EagleHead, lambda num_target_layers: ()),
-    "eagle3": HeadKind(Eagle3Head, eagle3.tapped_layers),
+    "model": HeadKind(DraftModel),
+    "medusa": HeadKind(MedusaHeads),
+    "hydra": HeadKind(HydraHeads),
+    "eagle": HeadKind(EagleHead),
+    "eagle3": HeadKind(Eagle3Head, _eagle3_taps),
 }

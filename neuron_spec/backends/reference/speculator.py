@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from neuron_spec.backends.base import GREEDY, Decoding, Limits, PrefillResult, StepResult
+from neuron_spec.backends.base import (
+    GREEDY,
+    Decoding,
+    Limits,
+    PrefillResult,
+    StepPhases,
+    StepResult,
+)
 from neuron_spec.backends.reference.decisions import Decided, Decisions, tree_of
 from neuron_spec.backends.reference.models import Target
 from neuron_spec.drafters import NO_PROPOSAL, Branches, Drafter, Proposal
 from neuron_spec.trees import Tree
+
+PREFILL_CHUNK_TOKENS = 128
+"""A piece of a prompt takes about as long as a few steps do. Borders are always at multiples, so
+that what else runs does not change how a prompt is rounded."""
 
 
 @dataclass
@@ -22,6 +34,18 @@ class _Row:
 
     last_token: int
     position: int
+
+
+@dataclass
+class _Prompt:
+    """A prompt that is being run: so many of its tokens are in the cache."""
+
+    tokens: Tensor
+    """[1, n] ids"""
+    decoding: Decoding
+    num_done: int = 0
+    features: list[Tensor] = field(default_factory=list)
+    """[tokens of a piece, feature] each"""
 
 
 @dataclass(frozen=True)
@@ -47,29 +71,50 @@ class ReferenceSpeculator:
         self._target, self._drafter, self._decisions = target, drafter, decisions
         self._limits, self._device = limits, device
         self._rows: dict[int, _Row] = {}
+        self._prompts: dict[int, _Prompt] = {}
+        self.tells_phases = False
+        self.phases: StepPhases | None = None
 
     @property
     def limits(self) -> Limits:
         """What it can hold."""
         return self._limits
 
-    @torch.inference_mode()
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """See `ChunkedSpeculator.prefill_chunk_tokens`."""
+        return PREFILL_CHUNK_TOKENS
+
     def prefill(
         self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
     ) -> PrefillResult:
         """Run the prompt in one slot; see `Speculator.prefill`."""
+        self.begin_prefill(slot, prompt_ids, decoding)
+        while (result := self.advance_prefill(slot)) is None:
+            pass
+        return result
+
+    def begin_prefill(
+        self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
+    ) -> None:
+        """See `ChunkedSpeculator.begin_prefill`."""
         self._check_prompt(slot, prompt_ids)
         tokens = torch.tensor([list(prompt_ids)], device=self._device)
-        hidden, features = self._target.hidden(tokens, [0], slot)  # each [1, n, …]
-        logits = self._target.logits(hidden[:, -1:])[0]  # [1, vocab]
-        self._decisions.begin(slot, tokens[0], decoding)
-        first = self._decisions.first_token(slot, logits[0])
+        self._prompts[slot] = _Prompt(tokens, decoding)
+
+    @torch.inference_mode()
+    def advance_prefill(self, slot: int) -> PrefillResult | None:
+        """See `ChunkedSpeculator.advance_prefill`."""
+        prompt = self._prompts[slot]
+        start = prompt.num_done
+        piece = prompt.tokens[:, start : start + PREFILL_CHUNK_TOKENS]
+        hidden, features = self._target.hidden(piece, [start], slot)  # each [1, tokens, …]
+        prompt.num_done += piece.shape[1]
         if self._drafter:
-            begun = torch.cat([tokens[0], tokens.new_tensor([first])])
-            self._drafter.begin(slot, begun, features[0])
-        self._rows[slot] = _Row(first, len(prompt_ids))
-        logprobs = self._decisions.logprobs(slot, logits, [first])
-        return PrefillResult(first, logits[0].float(), logprobs[0] if logprobs else None)
+            prompt.features.append(features[0])
+        if prompt.num_done < prompt.tokens.shape[1]:
+            return None
+        return self._begin(slot, prompt, self._target.logits(hidden[:, -1:])[0])
 
     @torch.inference_mode()
     def step(self, num_draft_tokens: int) -> list[StepResult]:
@@ -78,24 +123,49 @@ class ReferenceSpeculator:
             raise ValueError(f"k = {num_draft_tokens} is beyond {self._limits.num_draft_tokens}")
         if not self._rows:
             return []
+        begun = self._now()
         proposal = self._draft(max(self._rows) + 1, num_draft_tokens)
+        drafted = self._now()
         scores = self._score(proposal)
         decided = self._decisions.judge(
             proposal.tokens, proposal.parents, proposal.probs, scores.logits
         )
         drafts = proposal.tokens.tolist()
         depths = _depths(proposal)
-        return [
+        results = [
             self._commit(slot, drafts[slot], decided[slot], scores, depths[slot])
             for slot in sorted(self._rows)
         ]
+        if self.tells_phases:
+            self.phases = StepPhases(drafted - begun, self._now() - drafted)
+        return results
 
     def release(self, slot: int) -> None:
         """Free a slot."""
         self._rows.pop(slot, None)
+        self._prompts.pop(slot, None)
         self._decisions.release(slot)
         if self._drafter:
             self._drafter.release(slot)
+
+    def _now(self) -> float:
+        """The time, with the device's work done where phases are to be told apart."""
+        if self.tells_phases and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _begin(self, slot: int, prompt: _Prompt, logits: Tensor) -> PrefillResult:
+        """The first token of a prompt that has been run, from logits [1, vocab]."""
+        tokens = prompt.tokens[0]
+        self._decisions.begin(slot, tokens, prompt.decoding)
+        first = self._decisions.first_token(slot, logits[0])
+        if self._drafter:
+            begun = torch.cat([tokens, tokens.new_tensor([first])])
+            self._drafter.begin(slot, begun, torch.cat(prompt.features))
+        del self._prompts[slot]
+        self._rows[slot] = _Row(first, len(tokens))
+        logprobs = self._decisions.logprobs(slot, logits, [first])
+        return PrefillResult(first, logits[0].float(), logprobs[0] if logprobs else None)
 
     def _draft(self, num_rows: int, num_draft_tokens: int) -> Proposal:
         if self._drafter is None or num_draft_tokens == 0:
@@ -107,10 +177,10 @@ class ReferenceSpeculator:
     def _score(self, proposal: Proposal) -> _Scores:
         """The target over last token and drafts.
 
-        Rows of free slots run along on position 0 of their slot, which a prefill overwrites.
+        Rows that do not run go along at the first position that their prefill will overwrite.
         """
         drafts = proposal.tokens
-        rows = [self._rows.get(slot, _Row(0, 0)) for slot in range(len(drafts))]
+        rows = [self._rows.get(slot) or self._idle(slot) for slot in range(len(drafts))]
         last = torch.tensor([[row.last_token] for row in rows], device=self._device)
         tokens = torch.cat([last, drafts.clamp(min=0)], dim=1)  # [rows, n + 1]
         positions = [row.position for row in rows]
@@ -119,6 +189,10 @@ class ReferenceSpeculator:
             branches = _branches(positions, proposal.parents)
         hidden, features = self._target.hidden(tokens, positions, 0, branches)
         return _Scores(features, self._target.logits(hidden))
+
+    def _idle(self, slot: int) -> _Row:
+        prompt = self._prompts.get(slot)
+        return _Row(0, prompt.num_done if prompt else 0)
 
     def _commit(
         self,
@@ -142,7 +216,7 @@ class ReferenceSpeculator:
         return StepResult(slot, tokens, num_drafted, len(tokens) - 1, logprobs, num_positions)
 
     def _check_prompt(self, slot: int, prompt_ids: Sequence[int]) -> None:
-        if not 0 <= slot < self._limits.batch_size or slot in self._rows:
+        if not 0 <= slot < self._limits.batch_size or slot in self._rows or slot in self._prompts:
             raise ValueError(f"slot {slot} is not free")
         if not 1 <= len(prompt_ids) <= self._limits.max_total_tokens:
             raise ValueError(f"a prompt of {len(prompt_ids)} tokens")

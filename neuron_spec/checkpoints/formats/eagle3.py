@@ -26,6 +26,7 @@ from neuron_spec.checkpoints.formats.base import (
 from neuron_spec.checkpoints.formats.eagle import EMBEDDING, FC_BIAS, FC_WEIGHT, LM_HEAD
 from neuron_spec.checkpoints.formats.hf import layer_shapes
 from neuron_spec.checkpoints.model_config import ModelConfig
+from neuron_spec.errors import shown
 
 FAMILY = "eagle3"
 parse_config = parse_decoder
@@ -34,6 +35,8 @@ DESCRIPTION = "an EAGLE-3 head (hidden_norm in its layer, fc.weight of width 3 x
 NORM, D2T, T2D = "norm.weight", "d2t", "t2d"
 HIDDEN_NORM = "layers.0.hidden_norm.weight"
 NUM_TAPS = 3
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+FEATURE_LAYERS = "feature_layer_inputs"  # of prepared configs: LAYER_IDS has two meanings
 MIN_TARGET_LAYERS = 7  # below that the three tapped layers are not three
 
 
@@ -58,10 +61,37 @@ def draft_vocab_size(config: ModelConfig) -> int:
 def tapped_layers(num_target_layers: int) -> tuple[int, int, int]:
     """The target layers whose INPUTS make the feature, low to high.
 
-    NxDI taps the outputs of layers 1, L//2-1 and L-4 (`models/model_base.py`), which are the same
-    states; it ignores every other choice.
+    This is the authors' choice where a config names none. NxDI taps the outputs of layers 1, L//2-1
+    and L-4 (`models/model_base.py`), which are the same states, and ignores every other choice.
     """
     return 2, num_target_layers // 2, num_target_layers - 3
+
+
+def layer_ids(raw: Mapping[str, Any]) -> Any:
+    """The target layers that a config names, as written; None if it names none."""
+    nested = raw.get("eagle_config")
+    source = nested if isinstance(nested, dict) else raw
+    return source.get(LAYER_IDS)
+
+
+def feature_layers(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...] | None:
+    """The target layers whose INPUTS make the feature, low to high; None if the config's are none.
+
+    Published ids count inputs (SafeAILab/EAGLE, vllm-project/vllm, speculators) or outputs
+    (sgl-project/SpecForge); a list that begins with 1 counts outputs, as SGLang reads it. Prepared
+    configs say `FEATURE_LAYERS` and leave no doubt.
+    """
+    ids = raw.get(FEATURE_LAYERS)
+    if ids is None:
+        ids = layer_ids(raw)
+        if ids is None:
+            return tapped_layers(num_target_layers)
+        if isinstance(ids, list) and ids[:1] == [1]:
+            ids = [layer + 1 if type(layer) is int else layer for layer in ids]
+    is_list = isinstance(ids, list) and len(ids) == NUM_TAPS
+    if not is_list or not all(type(layer) is int and layer >= 0 for layer in ids):
+        return None
+    return tuple(ids) if ids == sorted(set(ids)) else None
 
 
 def required_shapes(config: ModelConfig, found: Shapes) -> dict[str, Shape]:
@@ -161,17 +191,18 @@ def _vocabulary_refusals(config: ModelConfig, found: Shapes) -> Iterator[tuple[s
 def _tap_refusals(raw: Mapping[str, Any], target: ModelConfig | None) -> Iterator[tuple[str, str]]:
     if target is None:
         return
-    num_layers = target.num_hidden_layers
-    if num_layers < MIN_TARGET_LAYERS:
-        yield "target-layers", f"the target has {num_layers} layers, needed: {MIN_TARGET_LAYERS}"
-    nested = raw.get("eagle_config")
-    source = nested if isinstance(nested, dict) else raw
-    ids = source.get("eagle_aux_hidden_state_layer_ids")
-    as_inputs = list(tapped_layers(num_layers))
-    as_outputs = [layer - 1 for layer in as_inputs]
-    if ids is not None and ids not in (as_inputs, as_outputs):
+    num_layers, ids = target.num_hidden_layers, layer_ids(raw)
+    if ids is None:
+        if num_layers < MIN_TARGET_LAYERS:
+            yield (
+                "target-layers",
+                f"the target has {num_layers} layers, needed: {MIN_TARGET_LAYERS}",
+            )
+        return
+    layers = feature_layers(raw, num_layers)
+    if layers is None or layers[-1] >= num_layers:
         yield (
             "tapped-layers",
-            f"eagle_aux_hidden_state_layer_ids {ids}: NxDI taps {as_inputs} (counted by input; "
-            f"{as_outputs} by output) and nothing else",
+            f"{LAYER_IDS} {shown(ids)}: expected {NUM_TAPS} rising layers of the target's "
+            f"{num_layers}, as {list(tapped_layers(num_layers))} (counted by input)",
         )

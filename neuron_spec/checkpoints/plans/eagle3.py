@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from neuron_spec.checkpoints.formats.eagle import EMBEDDING, LM_HEAD
-from neuron_spec.checkpoints.formats.eagle3 import D2T, T2D, draft_vocab_size
+from neuron_spec.checkpoints.formats.eagle3 import (
+    D2T,
+    FEATURE_LAYERS,
+    T2D,
+    draft_vocab_size,
+    feature_layers,
+    tapped_layers,
+)
 from neuron_spec.checkpoints.identify import Identity
 from neuron_spec.checkpoints.plans.base import (
     Plan,
@@ -38,7 +45,15 @@ def plan(draft: Identity, target: Identity) -> Plan:
         for name, value in draft_config(draft, target).items()
         if name not in _DROPPED_FIELDS
     }
-    result = Plan(config={**config, "num_hidden_layers": 1})
+    layers = feature_layers(draft.config.raw, target.config.num_hidden_layers)
+    fields = {"num_hidden_layers": 1, FEATURE_LAYERS: list(layers or ())}
+    result = Plan(config={**config, **fields})
+    usual = tapped_layers(target.config.num_hidden_layers)
+    if layers != usual:
+        result.decisions.append(
+            f"features are the inputs of the target's layers {list(layers or ())}, as config.json "
+            f"says; NxDI taps those of {list(usual)} and nothing else"
+        )
     has_own_head = LM_HEAD in draft.names
     is_reduced = has_own_head and draft_vocab_size(draft.config) != draft.config.vocab_size
     keeps_embedding = EMBEDDING in draft.names and bool(draft.config.raw.get("embed_requires_grad"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from neuron_spec.checkpoints.formats import eagle3
 from neuron_spec.errors import nearest
 from neuron_spec.platforms.instances import INSTANCES, LNC_SOURCE
 from neuron_spec.platforms.nxdi_keywords import release_number
@@ -176,6 +177,25 @@ def check_draft_family(build: NeuronBuild) -> Iterator[Finding]:
         )
 
 
+def check_feature_layers(build: NeuronBuild) -> Iterator[Finding]:
+    """NxDI's EAGLE-3 target hands over three fixed states, whatever the draft was trained on."""
+    if build.path != "eagle3" or build.draft is None or build.target is None:
+        return
+    num_layers = build.target.num_hidden_layers
+    wanted, fixed = (
+        eagle3.feature_layers(build.draft.raw, num_layers),
+        eagle3.tapped_layers(num_layers),
+    )
+    if wanted is not None and wanted != fixed:
+        yield error(
+            "eagle3-feature-layers",
+            f"the draft reads the inputs of the target's layers {list(wanted)}; NxDI gives it "
+            f"those of {list(fixed)} and nothing else, so its drafts would be nonsense",
+            "use a draft that was trained on these states, or the reference backend",
+            "NxDI models/model_base.py (is_eagle3)",
+        )
+
+
 CONSTRAINTS: tuple[Constraint, ...] = (
     check_instance,
     check_lnc,
@@ -183,4 +203,5 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     check_method,
     check_family,
     check_draft_family,
+    check_feature_layers,
 )
