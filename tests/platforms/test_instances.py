@@ -38,6 +38,22 @@ def test_the_rows_of_the_hardware_pages(
     assert name.startswith(instance.family) and instance.source
 
 
+def test_host_memory() -> None:
+    """A server of an UltraServer has its share: 8,192 GiB of 4 servers, 27,648 of 36."""
+    assert {name: instance.host_gib for name, instance in INSTANCES.items()} == {
+        "inf2.xlarge": 16, "inf2.8xlarge": 128, "inf2.24xlarge": 384, "inf2.48xlarge": 768,
+        "trn1.2xlarge": 32, "trn1.32xlarge": 512, "trn1n.32xlarge": 512,
+        "trn2.3xlarge": None, "trn2.48xlarge": 2048, "trn2u.48xlarge": 2048,
+        "trn3-gen1": 8192 // 4, "trn3-gen2": 27648 // 36,
+    }  # fmt: skip
+
+
+def test_logical_cores_of_one_or_two() -> None:
+    assert {chip.family: chip.lncs for chip in CHIPS} == {
+        "inf2": (1,), "trn1": (1,), "trn2": (2, 1), "trn3": (2, 1),
+    }  # fmt: skip
+
+
 def test_single_physical_cores_of_trainium2() -> None:
     small = INSTANCES["trn2.3xlarge"]
     assert small.logical_cores(1) == 8 and small.core_gib(1) == 12
@@ -67,6 +83,22 @@ def test_families_are_told_with_their_sources(family: object) -> None:
     assert family.since in RELEASES and family.refusal
     assert family.source == f"NxDI models/{family.family}/modeling_{family.family}.py"
     assert all(family_of(kind) is family for kind in family.model_types)
+
+
+def without(attribute: str) -> set[str]:
+    """Families that speculate and lack something, so that nobody changes one in passing."""
+    speculating = [family for family in FAMILIES if len(family.paths) > 1]
+    return {family.family for family in speculating if not getattr(family, attribute)}
+
+
+def test_what_the_classes_leave_out() -> None:
+    """Read in `models/*/modeling_*.py`: `pad=`, `get_rope`, `head_dim=`, `sliding_window=`."""
+    assert without("pads_lm_head") == {"mixtral", "dbrx", "qwen3_moe"}
+    assert without("pads_embedding") == {"mixtral", "dbrx", "qwen3_moe", "gemma3"}
+    assert without("reads_head_dim") == {"mistral", "mixtral", "dbrx", "qwen2"}
+    assert without("reads_window") == {"mixtral", "dbrx", "qwen2", "qwen3", "qwen3_moe"}
+    scaled = without("reads_rope_scaling")
+    assert scaled == {f.family for f in FAMILIES if len(f.paths) > 1} - {"llama", "gpt_oss"}
 
 
 def test_only_llama_has_every_way() -> None:

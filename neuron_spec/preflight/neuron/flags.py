@@ -1,7 +1,6 @@
 """Keywords of [neuron.config] that contradict the build, or each other.
 
-Each rule is a row: when it holds, what happens and what to do. What NxDI raises was recorded; where
-it raises nothing, the row says what it would do.
+A row says when a rule holds, what NxDI raises or would do, and what to do instead.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ Settings = Mapping[str, Any]
 Condition = Callable[[NeuronBuild, Settings], Any]
 
 _CONFIG, _BASE = "NxDI models/config.py", "NxDI models/model_base.py"
-_SILENT_TRUNCATION = "NxDI models/model_wrapper.py pad_inputs, _get_seq_bucket"
-_ATTENTION = "NxDI modules/attention/attention_base.py"
 _GUIDE = "AWS Neuron documentation, NxD Inference feature guide"
 
 
@@ -72,8 +69,7 @@ def _mlp_only_kernel_conflict(build: NeuronBuild, s: Settings) -> bool:
 
 
 def _kernels(s: Settings) -> bool:
-    names = ("qkv_kernel_enabled", "mlp_kernel_enabled", "attn_kernel_enabled")
-    return any(s.get(name) for name in names)
+    return any(s.get(f"{part}_kernel_enabled") for part in ("qkv", "mlp", "attn"))
 
 
 _TKG = "attn_block_tkg_nki_kernel_enabled"
@@ -116,7 +112,7 @@ RULES: tuple[Rule, ...] = (
         "allow_input_truncation: a prompt that is too long would be cut without a word, and steps "
         "beyond the cache would run in the largest graph",
         "leave allow_input_truncation out; too long requests are refused by name",
-        _SILENT_TRUNCATION,
+        "NxDI models/model_wrapper.py pad_inputs, _get_seq_bucket",
     ),
     Rule(
         "dtypes",
@@ -195,7 +191,7 @@ RULES: tuple[Rule, ...] = (
         and b.target is not None and b.target.sliding_window
         and (s.get("attn_kernel_enabled") is not False),
         "the attention kernel takes no sliding window on trn1: AssertionError where it is used",
-        "set attn_kernel_enabled to false", _ATTENTION,
+        "set attn_kernel_enabled to false", "NxDI modules/attention/attention_base.py",
     ),
     Rule(
         "attention-dp-batching",
