@@ -5,8 +5,9 @@
 # make bench  speculation on against off, and against transformers, in one run; then the next two
 # make bench-drafters  acceptance length of every drafter by kind of work
 # make bench-prepare  `prepare` against cp and against load and save: time and peak memory, 4.5 GB
+# make soak   a server under 200 clients for five minutes; SOAK_SECONDS=60 for less
 
-.PHONY: demo test test-slow check bench bench-drafters bench-prepare clean
+.PHONY: demo test test-slow check bench bench-drafters bench-prepare soak clean
 
 BIN := .venv/bin
 
@@ -40,6 +41,7 @@ bench:
 	@$(BIN)/neuron-spec bench build/smollm2-135m-$(METHOD).cpu/artifact --peer transformers
 	@$(BIN)/python tests/benchmarks/drafters.py
 	@$(BIN)/python tests/benchmarks/prepare.py
+	@$(BIN)/python tests/benchmarks/serving.py
 
 bench-drafters:
 	@.ci/setup dev
@@ -48,6 +50,12 @@ bench-drafters:
 bench-prepare:
 	@.ci/setup dev
 	@$(BIN)/python tests/benchmarks/prepare.py
+
+SOAK_SECONDS ?= 300
+
+soak:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
 clean:
 	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

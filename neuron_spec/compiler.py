@@ -65,12 +65,12 @@ def compile_model(
         force: compile anew even if nothing changed.
 
     Raises:
-        PreflightError: the preflight found errors; all are listed.
+        PreflightError: the preflight found errors that concern this backend; all are listed.
         StorageError: the disk is full or not writable.
     """
     engine = get_backend(backend)
     prepared = prepared or locate(spec)
-    raise_on_errors(check(spec, prepared))
+    raise_on_errors(check(spec, prepared), backend)
     inputs = _gather(spec, prepared, engine.name, engine.libraries(), progress)
     destination = Path(output) if output is not None else spec.build_directory / "artifact"
     clear_leftovers(destination)

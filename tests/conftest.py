@@ -65,6 +65,9 @@ class WordTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(f"{token} " for token in token_ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return f"{token_id} ".encode()
+
 
 @pytest.fixture
 def word_tokenizer() -> WordTokenizer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from neuron_spec.sampling import SamplingParams
 
@@ -31,6 +31,9 @@ class Limits:
         num_draft_tokens: the largest k a step may be asked for; 0 without a draft.
         can_sample: whether its verification rule is one for sampled output; otherwise requests
             are greedy.
+        has_logprobs: whether log-probabilities can be told.
+        vocab_size: number of token ids, where a request's options may name some; None where
+            nothing is known.
     """
 
     batch_size: int
@@ -38,6 +41,8 @@ class Limits:
     max_total_tokens: int
     num_draft_tokens: int
     can_sample: bool = False
+    has_logprobs: bool = False
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,8 @@ class StepResult:
         num_accepted: how many of them were kept; always `len(tokens) - 1`.
         logprobs: of every token, if the request wants them.
         num_positions: depth of the verified tree; None for chains, where it is `num_drafted`.
+        accepted_nodes: of the verified tree, from its first level down; None for chains, and where
+            a device does not tell.
     """
 
     slot: int
@@ -106,6 +113,16 @@ class StepResult:
     num_accepted: int
     logprobs: tuple[TokenLogprobs, ...] | None = None
     num_positions: int | None = None
+    accepted_nodes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class StepPhases:
+    """Where the time of a step went, in seconds. A backend that can tell has an attribute
+    `tells_phases`, off at first, and with it on leaves those of the last step in `phases`."""
+
+    draft_s: float
+    verify_s: float
 
 
 class Speculator(Protocol):
@@ -132,6 +149,26 @@ class Speculator(Protocol):
 
     def release(self, slot: int) -> None:
         """Free a slot; what it held is forgotten."""
+
+
+@runtime_checkable
+class ChunkedSpeculator(Speculator, Protocol):
+    """A speculator that can run a prompt in pieces, with steps of the running slots between them.
+
+    `prefill` gives the same as all pieces in turn. A slot can be released in the middle.
+    """
+
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """Prompt tokens of one piece; the last may be shorter."""
+
+    def begin_prefill(
+        self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
+    ) -> None:
+        """Take a free slot for a prompt, one that is not run yet; errors as in `prefill`."""
+
+    def advance_prefill(self, slot: int) -> PrefillResult | None:
+        """Run the next piece; the first new token after the last, else None."""
 
 
 class Backend(Protocol):

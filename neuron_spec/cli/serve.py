@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import click
 
-from neuron_spec.cli.common import say
-
-_DRAIN_LIMIT_S = 30  # what runs may finish after a signal, but not hold the server up for ever
+from neuron_spec.cli.common import progress_bars, say
 
 
 @click.command(
@@ -18,27 +18,104 @@ _DRAIN_LIMIT_S = 30  # what runs may finish after a signal, but not hold the ser
 )
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0 takes a free one.",
+)
 @click.option("--model-name", help="Name in /v1/models.  [default: the spec's name]")
 @click.option("--no-speculation", is_flag=True, help="Decode with the target alone.")
-def command(
-    artifact: Path, host: str, port: int, model_name: str | None, no_speculation: bool
-) -> None:
-    """Serve ARTIFACT: /v1/completions, /v1/chat/completions, /v1/models, /health, /docs."""
-    from neuron_spec.artifacts import open_artifact
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    help="Keys that open /v1, one a line; or set NEURON_SPEC_API_KEYS.  [default: no key]",
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    help="Choices that may wait for a slot; more get 429.",
+)
+@click.option(
+    "--max-body-mb",
+    type=click.FloatRange(0, min_open=True),
+    default=4.0,
+    show_default=True,
+    help="Size of a request, in MiB; more gets 413.",
+)
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds a request may take, waiting included; then 504.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds running requests may go on after SIGTERM; new ones get 503.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True
+)
+@click.option("--no-warm-up", is_flag=True, help="Do not run every graph once before serving.")
+def command(artifact: Path, host: str, port: int, **options: Any) -> None:
+    """Serve ARTIFACT: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
     from neuron_spec.errors import DependencyError
 
     try:
-        import uvicorn
-
-        from neuron_spec.serving.app import create_app
+        from neuron_spec.serving.server import bind
     except ImportError as error:
         raise DependencyError(
             "not installed", where=error.name, mend="pip install 'neuron-spec[serve]'"
         ) from error
-    opened = open_artifact(artifact)
-    app = create_app(opened, model_name=model_name, speculate=not no_speculation)
-    say(f"loading {opened.directory}; OpenAI base URL: http://{host}:{port}/v1")
-    uvicorn.run(
-        app, host=host, port=port, log_level="info", timeout_graceful_shutdown=_DRAIN_LIMIT_S
+    with bind(host, port) as listening:  # before the model is loaded
+        _serve(artifact, host, listening, options)
+
+
+def _serve(artifact: Path, host: str, listening: Any, options: dict[str, Any]) -> None:
+    from neuron_spec.artifacts import open_artifact
+    from neuron_spec.engine import open_session
+    from neuron_spec.engine.warmup import warm_up
+    from neuron_spec.serving.app import create_app
+    from neuron_spec.serving.server import serve
+
+    settings, opened = _settings(options), open_artifact(artifact)
+    shown_host = f"[{host}]" if ":" in host else host
+    base = f"http://{shown_host}:{listening.getsockname()[1]}"
+    say(f"loading {opened.directory}; OpenAI base URL: {base}/v1")
+    session = open_session(opened)
+    if not options["no_warm_up"]:
+        start = time.monotonic()
+        with progress_bars() as report:
+            count = warm_up(session.speculator, session.draft_length, report=report)
+        say(f"warmed up: {count} passes in {time.monotonic() - start:.1f} s")
+    app = create_app(
+        opened,
+        session=session,
+        model_name=options["model_name"],
+        speculate=not options["no_speculation"],
+        settings=settings,
+    )
+    say("ready")
+    try:
+        serve(app, listening, settings=settings, log_form=options["log_format"])
+    except KeyboardInterrupt:
+        say("ended by Ctrl-C; no request was left open")
+
+
+def _settings(options: dict[str, Any]) -> Any:
+    from neuron_spec.serving.settings import ServerSettings, read_api_keys
+
+    return ServerSettings(
+        api_keys=read_api_keys(options["api_key_file"]),
+        max_body_bytes=int(options["max_body_mb"] * (1 << 20)),
+        max_waiting=options["max_waiting"],
+        request_timeout_s=options["request_timeout"],
+        drain_s=options["drain_timeout"],
     )

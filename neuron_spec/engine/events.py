@@ -22,6 +22,7 @@ class TokenEvent:
         logprobs: of the token, if the request wants them.
         origin: `accepted` draft, the target's `corrected` token after a rejection, its `bonus`
             after a fully accepted block, or `plain` where nothing was drafted.
+        text_offset: characters of the output before this token, an incomplete one not counted.
     """
 
     request_id: int
@@ -29,6 +30,7 @@ class TokenEvent:
     text: str
     origin: Origin
     logprobs: TokenLogprobs | None = None
+    text_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,17 @@ class FinishEvent:
     text: str
     acceptance: AcceptanceCounts
     timing: Timing
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class FailEvent:
+    """The end of a request that could not be begun or could not go on."""
+
+    request_id: int
+    error: Exception
 
 
 Event = TokenEvent | FinishEvent
+"""What becomes of a request that runs."""
+LoopEvent = Event | FailEvent

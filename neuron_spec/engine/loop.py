@@ -1,7 +1,8 @@
 """The decode loop: requests join free slots, every running one takes a step, finished ones leave.
 
 One loop for every drafter and backend; it never learns which. A caller drives it: `advance` does
-one round and returns what happened.
+one round and returns what happened. A request whose prefill or step fails ends with a `FailEvent`;
+the others go on.
 """
 
 from __future__ import annotations
@@ -9,54 +10,58 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from neuron_spec.backends.base import Speculator, StepResult, TokenLogprobs
+from neuron_spec.backends.base import ChunkedSpeculator, PrefillResult, Speculator
 from neuron_spec.engine.draft_length import DraftLength
-from neuron_spec.engine.events import Event, FinishEvent, FinishReason, Origin, Timing, TokenEvent
+from neuron_spec.engine.events import Event, FailEvent, FinishEvent, FinishReason, LoopEvent
 from neuron_spec.engine.request import Request
+from neuron_spec.engine.running import Committed, Running, committed_by
 from neuron_spec.engine.stopping import Decode, OutputCutter
-from neuron_spec.metrics import AcceptanceCounts
+from neuron_spec.metrics.totals import EngineTotals
 
-
-class _Committed(NamedTuple):
-    """One committed token on its way to the output."""
-
-    token: int
-    origin: Origin
-    logprobs: TokenLogprobs | None
-
-
-@dataclass
-class _Running:
-    """A submitted request and what is known of it so far."""
-
-    request_id: int
-    request: Request
-    output: OutputCutter
-    submitted_at: float
-    started_at: float | None = None
-    first_token_at: float | None = None
-    acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+PREFILL_TOKENS_PER_ROUND = 128
+"""Prompt tokens after which a round goes on to the step, so that running requests do not stall; the
+last prompt or chunk begun is finished."""
 
 
 class DecodeLoop:
-    """Runs requests on a speculator's slots; first come, first served."""
+    """Runs requests on a speculator's slots; first come, first served.
+
+    Prompts are prefilled one after another in the order they came, in chunks where the backend can
+    (`ChunkedSpeculator`).
+    """
 
     def __init__(
         self, speculator: Speculator, decode: Decode, *, draft_length: DraftLength
     ) -> None:
         self._speculator, self._decode = speculator, decode
+        self._chunked = speculator if isinstance(speculator, ChunkedSpeculator) else None
         self._draft_length = draft_length
-        self._waiting: deque[_Running] = deque()
-        self._slots: dict[int, _Running] = {}
+        self._waiting: deque[Running] = deque()
+        self._slots: dict[int, Running] = {}
+        self._prefilling: int | None = None
         self._next_id = 0
+        self.totals = EngineTotals()
 
     @property
     def is_idle(self) -> bool:
         """Nothing waits and nothing runs."""
         return not self._waiting and not self._slots
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in a slot, those whose prompt is being run included."""
+        return len(self._slots)
+
+    @property
+    def draft_length(self) -> int:
+        """k of the next step."""
+        return self._draft_length.at(len(self._slots))
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the id its events carry.
@@ -70,9 +75,10 @@ class DecodeLoop:
             limit=limit,
             stop=request.stop,
             stop_token_ids=request.stop_token_ids,
+            min_tokens=request.sampling.min_tokens,
         )
         self._next_id += 1
-        self._waiting.append(_Running(self._next_id, request, output, time.perf_counter()))
+        self._waiting.append(Running(self._next_id, request, output, time.perf_counter()))
         return self._next_id
 
     def cancel(self, request_id: int) -> FinishEvent | None:
@@ -80,86 +86,128 @@ class DecodeLoop:
         for running in self._waiting:
             if running.request_id == request_id:
                 self._waiting.remove(running)
-                return self._finish_event(running, "cancelled")
+                return self._finish(running, "cancelled")
         for slot, running in self._slots.items():
             if running.request_id == request_id:
                 return self._leave(slot, "cancelled")
         return None
 
-    def advance(self) -> list[Event]:
-        """One round: fill free slots (a prefill each), then one step of all that run."""
-        events = [event for slot in self._free_slots() for event in self._admit(slot)]
-        if self._slots:
-            for result in self._speculator.step(self._draft_length.at(len(self._slots))):
-                events += self._take(result)
+    def advance(self) -> list[LoopEvent]:
+        """One round: fill free slots as far as its share of prompt tokens lasts, then one step of
+        all that run."""
+        events = list(self._prefill_round())
+        if len(self._slots) > (self._prefilling is not None):
+            events += self._step()
         return events
 
     def run(self) -> Iterator[Event]:
-        """Advance until idle."""
+        """Advance until idle.
+
+        Raises:
+            Exception: whatever made a request fail.
+        """
         while not self.is_idle:
-            yield from self.advance()
+            for event in self.advance():
+                if isinstance(event, FailEvent):
+                    raise event.error
+                yield event
 
     def close(self) -> None:
         """Drop everything, so that the speculator's slots are free again."""
         for running in (*self._waiting, *self._slots.values()):
             self.cancel(running.request_id)
 
-    def _free_slots(self) -> list[int]:
-        return [s for s in range(self._speculator.limits.batch_size) if s not in self._slots]
+    def _prefill_round(self) -> Iterator[LoopEvent]:
+        num_tokens = 0
+        while num_tokens < PREFILL_TOKENS_PER_ROUND:
+            if self._prefilling is None:
+                yield from self._admit()
+            slot = self._prefilling
+            if slot is None:
+                return
+            num_tokens += self._num_next_tokens(slot)
+            yield from self._prefill(slot)
 
-    def _admit(self, slot: int) -> Iterator[Event]:
-        """Start waiting requests in a free slot until one stays."""
-        while self._waiting and slot not in self._slots:
+    def _admit(self) -> Iterator[LoopEvent]:
+        """Take the first waiting request into a free slot, if there are both."""
+        free = (s for s in range(self._speculator.limits.batch_size) if s not in self._slots)
+        slot = next(free, None)
+        while self._waiting and slot is not None and self._prefilling is None:
             running = self._waiting.popleft()
             running.started_at = time.perf_counter()
             if running.output.reason is not None:  # nothing may be generated
-                yield self._finish_event(running, running.output.reason)
+                yield self._finish(running, running.output.reason)
                 continue
-            self._slots[slot] = running  # before the prefill: if that fails, `close` frees the slot
-            request = running.request
-            first = self._speculator.prefill(slot, request.prompt_ids, request.decoding)
+            self._slots[slot] = running
+            try:
+                if self._chunked:
+                    request = running.request
+                    self._chunked.begin_prefill(slot, request.prompt_ids, request.decoding)
+                self._prefilling = slot
+            except Exception as error:
+                yield self._fail(slot, error)
+
+    def _num_next_tokens(self, slot: int) -> int:
+        whole = len(self._slots[slot].request.prompt_ids)
+        return min(whole, self._chunked.prefill_chunk_tokens) if self._chunked else whole
+
+    def _prefill(self, slot: int) -> Iterator[LoopEvent]:
+        """The prompt, or a chunk of it; after the last the request runs."""
+        running = self._slots[slot]
+        try:
+            first = self._advance_prefill(slot, running.request)
+        except Exception as error:
+            yield self._fail(slot, error)
+            return
+        if first is not None:
+            self._prefilling = None
             running.first_token_at = time.perf_counter()
-            yield from self._push(slot, [_Committed(first.token, "plain", first.logprobs)])
+            self.totals.num_prompt_tokens += len(running.request.prompt_ids)
+            yield from self._push(slot, [Committed(first.token, "plain", first.logprobs)])
 
-    def _take(self, result: StepResult) -> Iterator[Event]:
-        running = self._slots[result.slot]
-        running.acceptance.add_step(result.num_drafted, result.num_accepted, result.num_positions)
-        logprobs = result.logprobs or [None] * len(result.tokens)
-        parts = zip(result.tokens, _origins(result), logprobs, strict=True)
-        yield from self._push(result.slot, [_Committed(*part) for part in parts])
+    def _advance_prefill(self, slot: int, request: Request) -> PrefillResult | None:
+        if self._chunked:
+            return self._chunked.advance_prefill(slot)
+        return self._speculator.prefill(slot, request.prompt_ids, request.decoding)
 
-    def _push(self, slot: int, tokens: Sequence[_Committed]) -> Iterator[Event]:
+    def _step(self) -> list[LoopEvent]:
+        try:
+            results = self._speculator.step(self.draft_length)
+        except Exception as error:
+            running = [slot for slot in self._slots if slot != self._prefilling]
+            return [self._fail(slot, error) for slot in running]
+        events: list[LoopEvent] = []
+        for result in results:
+            counted = (result.num_drafted, result.num_accepted, result.num_positions)
+            self._slots[result.slot].acceptance.add_step(*counted)
+            self.totals.acceptance.add_step(*counted)
+            events += self._push(result.slot, committed_by(result))
+        return events
+
+    def _push(self, slot: int, tokens: Sequence[Committed]) -> Iterator[LoopEvent]:
         """Hand committed tokens to the output, which may end inside the block."""
         running = self._slots[slot]
         for committed in tokens:
-            text = running.output.push(committed.token)
-            yield TokenEvent(
-                running.request_id, committed.token, text, committed.origin, committed.logprobs
-            )
+            self.totals.num_output_tokens += 1
+            yield running.take(committed)
             if running.output.reason is not None:
                 yield self._leave(slot, running.output.reason)
                 return
 
     def _leave(self, slot: int, reason: FinishReason) -> FinishEvent:
+        return self._finish(self._freed(slot), reason)
+
+    def _fail(self, slot: int, error: Exception) -> FailEvent:
+        self.totals.finished["failed"] += 1
+        return FailEvent(self._freed(slot).request_id, error)
+
+    def _freed(self, slot: int) -> Running:
         self._speculator.release(slot)
-        return self._finish_event(self._slots.pop(slot), reason)
+        if slot == self._prefilling:
+            self._prefilling = None
+        return self._slots.pop(slot)
 
-    def _finish_event(self, running: _Running, reason: FinishReason) -> FinishEvent:
-        text = running.output.finish()  # may find a stop string in what was held back
-        now, submitted = time.perf_counter(), running.submitted_at
-        first = running.first_token_at
-        timing = Timing(
-            queued_s=(running.started_at or now) - submitted,
-            ttft_s=None if first is None else first - submitted,
-            total_s=now - submitted,
-        )
-        final = "stop" if running.output.reason == "stop" else reason
-        return FinishEvent(running.request_id, final, text, running.acceptance, timing)
-
-
-def _origins(result: StepResult) -> list[Origin]:
-    accepted: list[Origin] = ["accepted"] * result.num_accepted
-    if result.num_drafted == 0:
-        return [*accepted, "plain"]
-    is_whole = result.num_accepted == result.num_drafted
-    return [*accepted, "bonus" if is_whole else "corrected"]
+    def _finish(self, running: Running, reason: FinishReason) -> FinishEvent:
+        event = running.finish(reason, time.perf_counter())
+        self.totals.finished[event.reason] += 1
+        return event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from neuron_spec.backends.base import Decoding, Limits
@@ -79,4 +80,23 @@ class Request:
         if count is not None and not 0 <= count <= MAX_LOGPROBS:
             raise RequestError(
                 "out of range", field="logprobs", found=count, expected=f"0 … {MAX_LOGPROBS}"
+            )
+        if count is not None and not limits.has_logprobs:
+            raise RequestError("this backend does not tell them", field="logprobs", found=count)
+        check_token_ids("logit_bias", self.sampling.logit_bias, limits.vocab_size)
+
+
+def check_token_ids(field: str, ids: Iterable[int], vocab_size: int | None) -> None:
+    """Whether ids that a request names exist.
+
+    Raises:
+        RequestError: one does not.
+    """
+    for token in ids:
+        if token < 0 or (vocab_size is not None and token >= vocab_size):
+            raise RequestError(
+                "not a token of this model",
+                field=field,
+                found=token,
+                expected="0 or more" if vocab_size is None else f"0 … {vocab_size - 1}",
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from neuron_spec.backends.base import Speculator, TokenLogprobs
 from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import Event, FinishEvent, FinishReason, Timing, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
-from neuron_spec.engine.request import Request
+from neuron_spec.engine.request import Request, check_token_ids
 from neuron_spec.engine.tokenizer import ModelTokenizer, Prompt, Tokenizer
 from neuron_spec.errors import RequestError, nearest
 from neuron_spec.metrics import AcceptanceCounts
@@ -97,7 +97,8 @@ class Session:
         Args:
             prompt: text, token ids, or messages for the chat template.
             speculate: False decodes with the target alone.
-            options: `max_new_tokens` (int or None), `stop` (strings), `ignore_eos` (bool),
+            options: `max_new_tokens` (int or None), `stop` (strings), `stop_token_ids` (beside
+                the model's own), `ignore_eos` (bool: not the model's own),
                 `logprobs` (0 … 20, how many of the likeliest ids are told), and the fields of
                 `SamplingParams`: `temperature`, `top_k`, `top_p`, `seed`, …
 
@@ -122,6 +123,7 @@ class Session:
         *,
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
+        stop_token_ids: Iterable[int] = (),
         ignore_eos: bool = False,
         logprobs: int | None = None,
         **sampling: Any,
@@ -131,11 +133,14 @@ class Session:
         Raises:
             RequestError: an option out of range, or unknown.
         """
+        stop_token_ids = frozenset(stop_token_ids)
+        check_token_ids("stop_token_ids", stop_token_ids, self.speculator.limits.vocab_size)
+        end_ids = frozenset() if ignore_eos else self.tokenizer.stop_token_ids
         return Request(
             prompt_ids=self.tokenizer.encode(prompt),
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=frozenset() if ignore_eos else self.tokenizer.stop_token_ids,
+            stop_token_ids=stop_token_ids | end_ids,
             sampling=_sampling(sampling),
             num_logprobs=logprobs,
         )

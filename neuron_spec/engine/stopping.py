@@ -54,12 +54,21 @@ class OutputCutter:
         limit: int,
         stop: Sequence[str] = (),
         stop_token_ids: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
     ) -> None:
+        """Stop strings are looked for in the text after the first `min_tokens` tokens."""
         self._stream = TextStream(decode)
+        self._min_tokens = min_tokens
         self._limit, self._stop, self._stop_token_ids = limit, tuple(stop), stop_token_ids
         self._held = ""
+        self._num_released = 0
         self.num_tokens = 0
         self.reason: FinishReason | None = "length" if limit == 0 else None
+
+    @property
+    def num_characters(self) -> int:
+        """Length of the text so far, what is held back included, an incomplete character not."""
+        return self._num_released + len(self._held)
 
     def push(self, token: int) -> str:
         """Count one token; return the text that is now certain to be part of the output."""
@@ -68,16 +77,20 @@ class OutputCutter:
             self.reason = "stop"
             return ""
         self._held += self._stream.push(token)
-        if (cut := self._find_stop()) is not None:
+        is_free = self.num_tokens <= self._min_tokens
+        if not is_free and (cut := self._find_stop()) is not None:
             return self._end_at(cut)
         if self.num_tokens >= self._limit:
             self.reason = "length"
-        return self._release(self._num_certain())
+        return self._release(len(self._held) if is_free else self._num_certain())
 
     def finish(self) -> str:
         """What was held back, once it is clear that nothing more comes."""
         self._held += self._stream.flush()
-        if (cut := self._find_stop()) is not None:  # completed by the flushed characters
+        is_free = self.num_tokens <= self._min_tokens
+        if (
+            not is_free and (cut := self._find_stop()) is not None
+        ):  # completed by the flushed characters
             return self._end_at(cut)
         return self._release(len(self._held))
 
@@ -102,4 +115,5 @@ class OutputCutter:
 
     def _release(self, count: int) -> str:
         text, self._held = self._held[:count], self._held[count:]
+        self._num_released += len(text)
         return text

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from neuron_spec.checkpoints.model_config import read_config
+from neuron_spec.engine.pieces import byte_level_bytes, sentencepiece_bytes
 from neuron_spec.errors import CheckpointError, RequestError
 
 Message = dict[str, str]
@@ -30,6 +31,9 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token, which may be a part of a character."""
 
 
 class ModelTokenizer:
@@ -86,6 +90,26 @@ class ModelTokenizer:
                     list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
                 )
             )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token; an added or special token is its own name."""
+        if (added := self._added_tokens.get(token_id)) is not None:
+            return added.encode("utf-8", "replace")
+        with self._lock:
+            piece = self._tokenizer.convert_ids_to_tokens(token_id)
+        # None beyond the tokenizer's ids, as in a padded embedding.
+        return b"" if piece is None else self._piece_bytes(str(piece))
+
+    @cached_property
+    def _added_tokens(self) -> dict[int, str]:
+        with self._lock:
+            added = self._tokenizer.get_added_vocab()
+        return {token_id: text for text, token_id in added.items()}
+
+    @cached_property
+    def _piece_bytes(self) -> Callable[[str], bytes]:
+        decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
+        return byte_level_bytes if "ByteLevel" in repr(decoder) else sentencepiece_bytes
 
     def _checked_ids(self, ids: list[Any]) -> tuple[int, ...]:
         size = read_config(self._directory).vocab_size

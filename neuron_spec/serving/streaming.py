@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from neuron_spec.engine.events import Event, FinishEvent, TokenEvent
+from neuron_spec.errors import RequestError
+from neuron_spec.metrics import AcceptanceCounts
+from neuron_spec.serving.errors import error_body
+from neuron_spec.serving.logprobs import TokenBytes, chat_logprobs, completion_logprobs
 
 Endpoint = Literal["completion", "chat"]
-EventStream = AsyncGenerator[Event, None]
+Batch = tuple[int, Sequence[Event]]
+"""A choice's number and what one round brought it."""
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
+_LOGPROBS = {"chat": chat_logprobs, "completion": completion_logprobs}
+
+
+class Batches(Protocol):
+    """Batches of all choices as they come."""
+
+    def __aiter__(self) -> AsyncIterator[Batch]: ...
+
+    async def __anext__(self) -> Batch: ...
+
+    async def aclose(self) -> None:
+        """Cancel what still runs."""
 
 
 @dataclass
 class Answer:
-    """What all chunks of one response share, and the usage counted so far."""
+    """One response: what all its chunks share, and what has been counted so far.
+
+    Attributes:
+        num_prompt_tokens: of all prompts, each counted once however many choices it has.
+        echoes: text before every choice, the prompt where `echo` asks for it.
+        token_bytes: how tokens are spelt where log-probabilities are wanted; None where not.
+        tells_acceptance: whether usage has the counts of drafted and accepted tokens.
+    """
 
     endpoint: Endpoint
     model: str
     num_prompt_tokens: int
+    echoes: Sequence[str] = ("",)
+    token_bytes: TokenBytes | None = None
+    tells_acceptance: bool = False
     identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     num_output_tokens: int = 0
+    acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    reasons: dict[int, str] = field(default_factory=dict)
+    ttft_s: float | None = None
 
     def head(self, *, is_chunk: bool) -> dict[str, Any]:
         """Id, object, time and model."""
@@ -42,75 +71,112 @@ class Answer:
             "model": self.model,
         }
 
-    def usage(self) -> dict[str, int]:
-        """Token counts."""
-        total = self.num_prompt_tokens + self.num_output_tokens
-        return {
+    def take(self, index: int, events: Sequence[Event]) -> None:
+        """Count a batch."""
+        for event in events:
+            if isinstance(event, TokenEvent):
+                self.num_output_tokens += 1
+            else:
+                self.acceptance.add(event.acceptance)
+                self.reasons[index] = _FINISH_REASONS[event.reason]
+                if event.timing.ttft_s is not None:
+                    self.ttft_s = min(self.ttft_s or event.timing.ttft_s, event.timing.ttft_s)
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts, and on request what became of the drafted tokens."""
+        counts: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
-            "total_tokens": total,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
         }
+        if self.tells_acceptance:
+            counts["acceptance"] = self.acceptance.as_dict()
+        return counts
+
+    def choice(self, index: int, content: dict[str, Any], tokens: Sequence[TokenEvent]) -> Any:
+        """A choice, or a chunk's part of it, that ends as far as is known."""
+        logprobs = None
+        if self.token_bytes is not None and tokens:
+            logprobs = _LOGPROBS[self.endpoint](tokens, self.token_bytes)
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": None}
 
 
-async def whole(answer: Answer, streams: list[EventStream]) -> dict[str, Any]:
-    """The response in one piece; one choice a stream."""
-    choices = await asyncio.gather(
-        *(_whole_choice(answer, index, stream) for index, stream in enumerate(streams))
-    )
-    return {**answer.head(is_chunk=False), "choices": list(choices), "usage": answer.usage()}
-
-
-async def _whole_choice(answer: Answer, index: int, stream: EventStream) -> dict[str, Any]:
-    texts, reason = [], "stop"
-    async for event in stream:
-        texts.append(event.text)
-        if isinstance(event, FinishEvent):
-            reason = _FINISH_REASONS[event.reason]
-        else:
-            answer.num_output_tokens += 1
-    text = "".join(texts)
-    content = (
-        {"message": {"role": "assistant", "content": text}}
-        if answer.endpoint == "chat"
-        else {"text": text}
-    )
-    return {"index": index, **content, "logprobs": None, "finish_reason": reason}
+async def whole(answer: Answer, batches: Batches) -> dict[str, Any]:
+    """The response in one piece."""
+    gathered: list[list[Event]] = [[] for _ in answer.echoes]
+    async for index, events in batches:
+        answer.take(index, events)
+        gathered[index] += events
+    choices = []
+    for index, events in enumerate(gathered):
+        text = answer.echoes[index] + "".join(event.text for event in events)
+        is_chat = answer.endpoint == "chat"
+        content = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+        tokens = [event for event in events if isinstance(event, TokenEvent)]
+        choice = answer.choice(index, content, tokens)
+        choices.append({**choice, "finish_reason": answer.reasons[index]})
+    return {**answer.head(is_chunk=False), "choices": choices, "usage": answer.usage()}
 
 
 async def chunks(
-    answer: Answer, streams: list[EventStream], *, include_usage: bool
+    answer: Answer, first: Batch, batches: Batches, *, include_usage: bool
 ) -> AsyncGenerator[str, None]:
-    """The response as server-sent events, `[DONE]` last; a failure is an `error` event."""
+    """The response as server-sent events, `[DONE]` last; a failure is an `error` event.
+
+    What one round brought goes out in one piece, a server-sent event a token.
+    """
     try:
-        for index, stream in enumerate(streams):
-            if answer.endpoint == "chat":
-                yield _event(answer, index, {"role": "assistant", "content": ""}, None)
-            async for event in stream:
-                if event.text:
-                    yield _event(answer, index, {"content": event.text}, None)
-                if isinstance(event, TokenEvent):
-                    answer.num_output_tokens += 1
-                else:
-                    yield _event(answer, index, {}, _FINISH_REASONS[event.reason])
+        yield "".join(_opening(answer)) + _batch(answer, *first)
+        async for batch in batches:
+            yield _batch(answer, *batch)
         if include_usage:
             tail = {**answer.head(is_chunk=True), "choices": [], "usage": answer.usage()}
-            yield f"data: {json.dumps(tail)}\n\n"
+            yield _sse(tail)
         yield "data: [DONE]\n\n"
     except Exception as error:  # headers are sent: the stream itself has to say what happened
-        yield f"data: {json.dumps(error_body(str(error), kind='server_error'))}\n\n"
+        kind = "invalid_request_error" if isinstance(error, RequestError) else "server_error"
+        yield _sse(error_body(str(error), kind=kind))
     finally:  # a client that left: its requests are cancelled now
-        for stream in streams:
-            await stream.aclose()
+        await batches.aclose()
 
 
-def error_body(message: str, *, kind: str, param: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+def _opening(answer: Answer) -> Iterator[str]:
+    for index, echo in enumerate(answer.echoes):
+        if answer.endpoint == "chat":
+            yield _chunk(answer, index, {"delta": {"role": "assistant", "content": ""}})
+        elif echo:
+            yield _chunk(answer, index, {"text": echo})
 
 
-def _event(answer: Answer, index: int, delta: dict[str, str], reason: str | None) -> str:
-    content: dict[str, Any] = (
-        {"delta": delta} if answer.endpoint == "chat" else {"text": delta.get("content", "")}
-    )
-    choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
-    return f"data: {json.dumps({**answer.head(is_chunk=True), 'choices': [choice]})}\n\n"
+def _batch(answer: Answer, index: int, events: Sequence[Event]) -> str:
+    answer.take(index, events)
+    parts = []
+    for event in events:
+        tokens = [event] if isinstance(event, TokenEvent) else []
+        if event.text or (tokens and answer.token_bytes is not None):
+            parts.append(_chunk(answer, index, _delta(answer, event.text), tokens))
+        if isinstance(event, FinishEvent):
+            reason = answer.reasons[index]
+            parts.append(_chunk(answer, index, _delta(answer, ""), finish_reason=reason))
+    return "".join(parts)
+
+
+def _delta(answer: Answer, text: str) -> dict[str, Any]:
+    if answer.endpoint == "completion":
+        return {"text": text}
+    return {"delta": {"content": text} if text else {}}
+
+
+def _chunk(
+    answer: Answer,
+    index: int,
+    content: dict[str, Any],
+    tokens: Sequence[TokenEvent] = (),
+    finish_reason: str | None = None,
+) -> str:
+    choice = {**answer.choice(index, content, tokens), "finish_reason": finish_reason}
+    return _sse({**answer.head(is_chunk=True), "choices": [choice]})
+
+
+def _sse(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"

@@ -1,101 +1,177 @@
-"""The OpenAI protocol's requests as data. A field is honoured or refused by name, never ignored."""
+"""The OpenAI protocol's requests as data. A field is honoured or refused by name, never ignored.
+
+Beside OpenAI's fields stand vLLM's extra ones (`top_k`, `min_p`, `repetition_penalty`,
+`min_tokens`, `ignore_eos`, `stop_token_ids`) and our own `include_acceptance`. A null means what
+leaving the field out means.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, ConfigDict, Field
 
+from neuron_spec.engine.request import MAX_LOGPROBS
 from neuron_spec.engine.tokenizer import Prompt
 from neuron_spec.errors import RequestError
 
-# What greedy decoding honours by doing nothing: fields with the values that change nothing.
-_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "temperature": (None, 0),
-    "top_p": (None, 1),
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False, 0),
-    "echo": (None, False),
-    "suffix": (None, ""),
-}
-_GREEDY = "this artifact verifies greedily"
-_REASONS = {
-    "temperature": f"{_GREEDY}: send temperature 0 or leave it out",
-    "top_p": f"{_GREEDY}: send top_p 1 or leave it out",
-}
+MAX_CHOICES = 128  # a prompt, as in the OpenAI API
+_SAMPLING_FIELDS = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "seed",
+)
 
 
 class WireModel(BaseModel):
-    """Unknown fields are refused with their names."""
+    """Unknown fields are refused with their names; "1" is no number and 1 no truth value."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StreamOptions(WireModel):
     """What a stream ends with."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    include_acceptance: bool | None = None
 
 
 class CommonRequest(WireModel):
     """Fields of both endpoints."""
 
     model: str
-    stream: bool = False
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
+    include_acceptance: bool | None = None
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
-    ignore_eos: bool = False
-    seed: int | None = None  # greedy output is the same for every seed
-    user: str | None = None  # the caller's own label
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    logprobs: bool | int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    user: str | None = None  # the caller's own label
+    response_format: dict[str, Any] | None = None
 
-    def options(self) -> dict[str, Any]:
-        """Options for `Session.request`, the output limit aside.
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens a choice may get; None for as many as fit."""
+        raise NotImplementedError
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told; None for no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def wants_acceptance(self) -> bool:
+        """Whether usage tells what became of the drafted tokens."""
+        options = self.stream_options
+        return bool(self.include_acceptance or (options and options.include_acceptance))
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        options = self.stream_options
+        return self.wants_acceptance or bool(options and options.include_usage)
+
+    def prompts(self) -> list[Prompt]:
+        """One or several prompts; each gets `n` choices."""
+        raise NotImplementedError
+
+    def options(self, *, can_sample: bool) -> dict[str, Any]:
+        """Options for `Session.request`.
+
+        Args:
+            can_sample: of the artifact; the temperature left out is then 1, as in the OpenAI API,
+                and otherwise 0.
 
         Raises:
-            RequestError: a field asks for what greedy decoding cannot honour.
+            RequestError: fields that contradict each other, or that nothing here can honour.
         """
-        for field, neutral in _NEUTRAL_VALUES.items():
-            value = getattr(self, field, None)
-            if value not in neutral:
-                reason = _REASONS.get(field, "not supported by this server")
-                raise RequestError(reason, field=field, found=value)
+        self._check()
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        options = {name: value for name, value in given.items() if value is not None}
+        default = 1.0 if can_sample else 0.0
+        options["temperature"] = default if self.temperature is None else self.temperature
+        return {
+            **options,
+            "logit_bias": _bias_by_id(self.logit_bias or {}),
+            "stop": self.stop if self.stop is not None else (),
+            "stop_token_ids": self.stop_token_ids or (),
+            "ignore_eos": bool(self.ignore_eos),
+            "max_new_tokens": self.output_limit,
+            "logprobs": self.num_logprobs,
+        }
+
+    def _check(self) -> None:
         if self.stream_options and not self.stream:
             raise RequestError("only with stream: true", field="stream_options")
-        stop = self.stop if self.stop is not None else ()
-        return {"stop": stop, "ignore_eos": self.ignore_eos}
+        if self.response_format not in (None, {"type": "text"}):
+            raise RequestError(
+                "this server cannot constrain its output",
+                field="response_format",
+                expected='{"type": "text"}',
+            )
+        least, most = self.min_tokens, self.output_limit
+        if least is not None and most is not None and least > most:
+            raise RequestError(
+                "more than the most", field="min_tokens", found=least, expected=f"at most {most}"
+            )
 
 
 class CompletionRequest(CommonRequest):
     """`POST /v1/completions`."""
 
-    # Strict, or ["3", 4] would be taken for token ids.
-    prompt: str | list[StrictInt] | list[str] | list[list[StrictInt]]
-    max_tokens: int | None = Field(16, ge=0)
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = Field(16, ge=0)  # OpenAI's default
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
 
     @property
     def output_limit(self) -> int | None:
-        """OpenAI's default is 16."""
+        """See `CommonRequest.output_limit`."""
         return self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `CommonRequest.num_logprobs`."""
+        return self.logprobs
+
     def prompts(self) -> list[Prompt]:
-        """One prompt a choice."""
+        """See `CommonRequest.prompts`."""
         if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
             return list(self.prompt)
         return [self.prompt]  # type: ignore[list-item]
+
+    def _check(self) -> None:
+        super()._check()
+        if self.best_of not in (None, self.n or 1):
+            raise RequestError(
+                "every choice is returned", field="best_of", found=self.best_of, expected="n"
+            )
+        if self.suffix:
+            raise RequestError("this server cannot fill in", field="suffix")
+        if self.echo and self.logprobs is not None:
+            raise RequestError(
+                "a prompt's own log-probabilities are not computed",
+                field="echo",
+                mend="leave out echo or logprobs",
+            )
 
 
 class TextPart(WireModel):
@@ -125,6 +201,8 @@ class ChatRequest(CommonRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: int | None = Field(None, ge=0)
     max_completion_tokens: int | None = Field(None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -132,6 +210,25 @@ class ChatRequest(CommonRequest):
         newer = self.max_completion_tokens
         return self.max_tokens if newer is None else newer
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `CommonRequest.num_logprobs`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def prompts(self) -> list[Prompt]:
         """The conversation."""
         return [[message.flat() for message in self.messages]]
+
+    def _check(self) -> None:
+        super()._check()
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("only with logprobs: true", field="top_logprobs")
+
+
+def _bias_by_id(logit_bias: dict[str, float]) -> dict[int, float]:
+    for key in logit_bias:
+        if not (key.isascii() and key.isdecimal() and len(key) < 20):
+            raise RequestError(
+                "not a token id", field="logit_bias", found=repr(key[:40]), expected="ids as text"
+            )
+    return {int(key): bias for key, bias in logit_bias.items()}

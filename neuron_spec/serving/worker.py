@@ -6,40 +6,59 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
-from neuron_spec.engine.events import Event, FinishEvent, TokenEvent
+from neuron_spec.engine.events import Event, FailEvent, FinishEvent, LoopEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
-from neuron_spec.errors import BackendError
+from neuron_spec.errors import BackendError, NeuronSpecError
+from neuron_spec.serving.errors import UnavailableError
+from neuron_spec.serving.streaming import Batch
 
 logger = logging.getLogger(__name__)
 
-Deliver = Callable[[Event | BaseException], None]
+MAX_FAILURES = 3
+"""Rounds in a row that may fail before the engine is taken for broken: it then says so in /health,
+and tries on."""
+
+Deliver = Callable[[Sequence[LoopEvent] | Exception], None]
 
 
 @dataclass
 class _Submission:
-    """A request on its way; `request_id` belongs to the engine's thread."""
+    """A request on its way; all but `is_open` belongs to the engine's thread."""
 
     request: Request
     deliver: Deliver
     request_id: int | None = None
+    is_open: bool = True
 
 
 class EngineWorker:
     """Runs a decode loop in its own thread.
 
     Every touch of the loop happens in that thread; the inbox carries functions to run there.
+    Whoever waits for events gets an end: the request's own, an error, or the timeout, also where
+    the thread dies or hangs.
     """
 
-    def __init__(self, loop: DecodeLoop) -> None:
-        self._loop = loop
+    def __init__(
+        self, loop: DecodeLoop, *, observe: Callable[[FinishEvent], None] | None = None
+    ) -> None:
+        """`observe` is called in the engine's thread with the end of every request."""
+        self._loop, self._observe = loop, observe
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._listeners: dict[int, Deliver] = {}
+        self._taken_in: dict[int, _Submission] = {}
         self._thread = threading.Thread(target=self._run, name="neuron-spec-engine", daemon=True)
+        # Of the two below: nobody hands in what nobody will take out, and the count is exact.
+        self._lock = threading.Lock()
+        self._is_open, self._num_open = True, 0
+        self._num_failures = 0
 
     def start(self) -> None:
         """Begin to serve."""
@@ -55,62 +74,98 @@ class EngineWorker:
         """Whether requests are served."""
         return self._thread.is_alive()
 
-    async def events(self, request: Request) -> AsyncGenerator[Event, None]:
-        """The events of one request; leaving early cancels it.
+    @property
+    def is_broken(self) -> bool:
+        """Whether the last rounds all failed."""
+        return self._num_failures >= MAX_FAILURES
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot, those that the engine has not looked at yet included."""
+        return max(0, self._num_open - self._loop.num_running)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were handed in and have not ended."""
+        return self._num_open
+
+    @property
+    def num_running(self) -> int:
+        """Requests in a slot."""
+        return self._loop.num_running
+
+    def events(
+        self, requests: Sequence[Request], *, timeout_s: float | None = None
+    ) -> EventBatches:
+        """Hand in requests that run side by side; returns their events, each with the request's
+        number. Whoever does not read to the end closes it.
 
         Raises:
-            RequestError: the request can never run on this artifact.
-            BackendError: the backend failed while it ran, or the server is stopping.
+            BackendError: the engine has stopped.
         """
-        if not self.is_alive:
-            raise BackendError("the engine has stopped")
-        events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        here = asyncio.get_running_loop()
+        return EventBatches(self, requests, timeout_s)
 
-        def deliver(event: Event | BaseException) -> None:
-            with suppress(RuntimeError):  # the caller's event loop has ended: nobody listens
-                here.call_soon_threadsafe(events.put_nowait, event)
+    def hand_in(self, request: Request, deliver: Deliver) -> Callable[[], None]:
+        """Queue a request whose events go to `deliver` in the engine's thread; returns what cancels
+        it.
 
+        Raises:
+            BackendError: the engine has stopped.
+        """
         submission = _Submission(request, deliver)
-        self._inbox.put(lambda: self._submit(submission))
-        is_finished = False
-        try:
-            while not is_finished:
-                event = await events.get()
-                is_finished = not isinstance(event, TokenEvent)
-                if isinstance(event, BaseException):
-                    raise event
-                yield event
-        finally:
-            # The inbox keeps order: a caller who leaves at once is cancelled after being taken in.
-            if not is_finished:
-                self._inbox.put(lambda: self._cancel(submission))
+        if not self._put(partial(self._submit, submission), num_new=1):
+            raise BackendError("the engine has stopped")
+        # The inbox keeps order: who leaves at once is cancelled after being taken in.
+        return lambda: self._cancel_later(submission)
+
+    def _cancel_later(self, submission: _Submission) -> None:
+        self._put(partial(self._cancel, submission))
+
+    def _put(self, task: Callable[[], None], *, num_new: int = 0) -> bool:
+        with self._lock:
+            if self._is_open:
+                self._num_open += num_new
+                self._inbox.put(task)
+            return self._is_open
+
+    def _end(self, submission: _Submission) -> None:
+        with self._lock:
+            self._num_open -= submission.is_open
+            submission.is_open = False
 
     def _submit(self, submission: _Submission) -> None:
         try:
             submission.request_id = self._loop.submit(submission.request)
         except Exception as error:
+            self._end(submission)
             submission.deliver(error)
         else:
-            self._listeners[submission.request_id] = submission.deliver
+            self._taken_in[submission.request_id] = submission
 
     def _cancel(self, submission: _Submission) -> None:
+        self._end(submission)
         if submission.request_id is not None:
-            self._listeners.pop(submission.request_id, None)
+            self._taken_in.pop(submission.request_id, None)
             self._loop.cancel(submission.request_id)
 
     def _run(self) -> None:
-        is_running = True
-        while is_running:
-            try:
-                is_running = self._take_in()
-                if is_running:
-                    for event in self._loop.advance():
-                        self._dispatch(event)
-            except Exception as error:
-                logger.exception("the backend failed; running requests are answered with an error")
-                self._fail_all(f"the backend failed: {error}")
-        self._fail_all("the server is shutting down")
+        reason = "the engine's thread died"
+        try:
+            while self._take_in():
+                self._advance()
+            reason = "the server is shutting down"
+        except BaseException:
+            logger.critical("the engine's thread died", exc_info=True)
+        finally:
+            self._close(reason)
+
+    def _advance(self) -> None:
+        try:
+            self._dispatch(self._loop.advance())
+        except Exception as error:  # of the loop itself: a request's own failure is an event
+            logger.exception("the engine failed; all requests are answered with an error")
+            self._num_failures += 1
+            self._fail_all(f"the engine failed: {error}")
 
     def _take_in(self) -> bool:
         """Do what the inbox holds; wait only when there is nothing to decode. False: stop."""
@@ -121,15 +176,119 @@ class EngineWorker:
             task()
         return True
 
-    def _dispatch(self, event: Event) -> None:
-        listener = self._listeners.get(event.request_id)
-        if listener is not None:
-            listener(event)
-        if isinstance(event, FinishEvent):
-            self._listeners.pop(event.request_id, None)
+    def _dispatch(self, events: Sequence[LoopEvent]) -> None:
+        by_request: defaultdict[int, list[LoopEvent]] = defaultdict(list)
+        for event in events:
+            by_request[event.request_id].append(event)
+        for request_id, own in by_request.items():
+            self._note(own[-1])
+            submission = self._taken_in.get(request_id)
+            if submission is None:
+                continue
+            if not isinstance(own[-1], TokenEvent):
+                self._end(self._taken_in.pop(request_id))
+            submission.deliver(own)
+
+    def _note(self, event: LoopEvent) -> None:
+        if isinstance(event, FailEvent):
+            if not isinstance(event.error, NeuronSpecError):
+                logger.error("the backend failed", exc_info=event.error)
+                self._num_failures += 1
+            return
+        self._num_failures = 0
+        if isinstance(event, FinishEvent) and self._observe:
+            self._observe(event)
+
+    def _close(self, reason: str) -> None:
+        with self._lock:
+            self._is_open = False
+        with suppress(Exception):
+            while not self._inbox.empty():
+                task = self._inbox.get()
+                if task is not None:
+                    task()
+        self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
-        for listener in self._listeners.values():
-            listener(BackendError(reason))  # one each: a raised error keeps its raiser's traceback
-        self._listeners.clear()
+        for submission in self._taken_in.values():
+            self._end(submission)
+            # One each: a raised error keeps its raiser's traceback.
+            submission.deliver(BackendError(reason))
+        self._taken_in.clear()
         self._loop.close()
+
+
+class EventBatches:
+    """What happens to requests that run side by side, for one reader in one event loop.
+
+    Reading raises `RequestError` for a request that can never run, `BackendError` where the backend
+    failed or the server is stopping, and `UnavailableError` when the time is over. All of them, and
+    a reader that is cancelled, cancel what still runs.
+    """
+
+    def __init__(
+        self, worker: EngineWorker, requests: Sequence[Request], timeout_s: float | None
+    ) -> None:
+        self._arrivals: asyncio.Queue[tuple[int, Sequence[LoopEvent] | Exception]] = asyncio.Queue()
+        self._home = asyncio.get_running_loop()
+        self._cancels: dict[int, Callable[[], None]] = {}
+        self._alarm = None
+        try:
+            for index, request in enumerate(requests):
+                self._cancels[index] = worker.hand_in(request, partial(self._deliver, index))
+        except BaseException:
+            self._cancel_all()
+            raise
+        if timeout_s is not None:
+            late = (0, _out_of_time(timeout_s))
+            self._alarm = self._home.call_later(timeout_s, self._arrivals.put_nowait, late)
+
+    def __aiter__(self) -> EventBatches:
+        return self
+
+    async def __anext__(self) -> Batch:
+        """The next batch of any of the requests."""
+        if not self._cancels:
+            self._cancel_all()
+            raise StopAsyncIteration
+        try:
+            index, events = await self._arrivals.get()
+            last = _checked(events)
+        except BaseException:
+            self._cancel_all()
+            raise
+        if isinstance(last, FinishEvent):
+            self._cancels.pop(index)
+        return index, cast(Sequence[Event], events)
+
+    async def aclose(self) -> None:
+        """Cancel what still runs."""
+        self._cancel_all()
+
+    def _deliver(self, index: int, events: Sequence[LoopEvent] | Exception) -> None:
+        """Called in the engine's thread."""
+        with suppress(RuntimeError):  # the reader's event loop has ended: nobody listens
+            self._home.call_soon_threadsafe(self._arrivals.put_nowait, (index, events))
+
+    def _cancel_all(self) -> None:
+        if self._alarm:
+            self._alarm.cancel()
+        for cancel in self._cancels.values():
+            cancel()
+        self._cancels.clear()
+
+
+def _checked(events: Sequence[LoopEvent] | Exception) -> LoopEvent:
+    """The last of a batch; failures are raised."""
+    if isinstance(events, Exception):
+        raise events
+    last = events[-1]
+    if isinstance(last, FailEvent):
+        if isinstance(last.error, NeuronSpecError):
+            raise last.error
+        raise BackendError(f"the backend failed: {last.error}") from last.error
+    return last
+
+
+def _out_of_time(timeout_s: float) -> UnavailableError:
+    return UnavailableError(f"no answer within {timeout_s:g} s (--request-timeout)", status=504)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from neuron_spec.backends.base import GREEDY, Decoding, Limits, PrefillResult, StepResult
 from neuron_spec.backends.scripted import ScriptedSpeculator
 from neuron_spec.engine.draft_length import DraftLength
-from neuron_spec.engine.events import Event, FinishEvent, TokenEvent
+from neuron_spec.engine.events import Event, FailEvent, FinishEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.errors import RequestError
@@ -305,9 +305,61 @@ def test_a_prefill_that_fails_half_way_leaves_no_slot_taken() -> None:
     loop, speculator = make({})  # takes the slot, then has no reply for the prompt
     loop.submit(request(3))
     with pytest.raises(ValueError, match="no reply is scripted"):
-        loop.advance()
-    loop.close()
+        list(loop.run())
     assert speculator.taken == set()
+
+
+def test_a_prefill_that_fails_ends_its_own_request_alone() -> None:
+    loop, speculator = make({(3,): REPLY, (5,): REPLY})
+    for number in (3, 4, 5):
+        loop.submit(request(number, max_new_tokens=3))
+    events = [event for _ in range(9) for event in loop.advance()]
+    (failure,) = (event for event in events if isinstance(event, FailEvent))
+    assert (failure.request_id, type(failure.error)) == (2, ValueError)
+    ended = [event.request_id for event in events if isinstance(event, FinishEvent)]
+    assert ended == [1, 3]
+    assert loop.totals.finished == {"failed": 1, "length": 2}
+    assert loop.is_idle
+    assert speculator.taken == set()
+
+
+def test_a_step_that_fails_ends_those_that_run_and_not_those_that_wait() -> None:
+    class Failing(WatchedSpeculator):
+        def step(self, num_draft_tokens: int) -> list[StepResult]:
+            if len(self.calls) == 2:
+                self.calls.append("failed step")
+                raise RuntimeError("the device is gone")
+            return super().step(num_draft_tokens)
+
+    replies = {(number,): REPLY for number in (3, 4, 5)}
+    speculator = Failing(replies, limits=limits())
+    loop = DecodeLoop(speculator, WordTokenizer().decode, draft_length=DraftLength.constant(4))
+    for number in (3, 4, 5):
+        loop.submit(request(number, max_new_tokens=3))
+    failed = [event.request_id for event in loop.advance() if isinstance(event, FailEvent)]
+    assert failed == [1, 2]
+    assert tokens(list(loop.run()), 3) == REPLY[:3]
+    assert speculator.taken == set()
+
+
+def test_totals_count_what_was_told() -> None:
+    loop, _ = make({(3,): REPLY, (4, 5): REPLY}, [2, 0])
+    loop.submit(request(3, max_new_tokens=7))
+    loop.submit(request(4, 5, max_new_tokens=2))
+    events = list(loop.run())
+    totals = loop.totals
+    assert totals.num_prompt_tokens == 3
+    assert totals.num_output_tokens == len(tokens(events, 1) + tokens(events, 2)) == 9
+    assert totals.finished == {"length": 2}
+    steps = [finish(events, number).acceptance.num_steps for number in (1, 2)]
+    assert totals.acceptance.num_steps == sum(steps)
+
+
+def test_offsets_are_those_of_the_text() -> None:
+    loop, _ = make({(1,): REPLY}, [2])
+    loop.submit(request(1, max_new_tokens=6, stop=("11 x",)))
+    events = [event for event in loop.run() if isinstance(event, TokenEvent)]
+    assert [event.text_offset for event in events] == [0, 3, 6, 9, 12, 15]
 
 
 def test_cancelling_at_random_never_loses_a_slot() -> None:

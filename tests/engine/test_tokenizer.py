@@ -176,3 +176,14 @@ def test_two_threads_at_once(target_directory: Path) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(there_and_back, texts)) == texts
+
+
+def test_bytes_of_single_tokens(target_directory: Path) -> None:
+    tokenizer = ModelTokenizer(target_directory)
+    ids = tokenizer.encode("né →")
+    assert b"".join(map(tokenizer.token_bytes, ids)) == "né →".encode()
+    assert tokenizer.token_bytes(tiny.EOS) == b"<|im_end|>"
+    fresh = ModelTokenizer(target_directory)
+    fresh._tokenizer.add_tokens(["né▁"])  # an added token is no piece of the byte alphabet
+    assert fresh.token_bytes(tiny.CONFIG["vocab_size"]) == "né▁".encode()
+    assert tokenizer.token_bytes(10**6) == b""  # an embedding may be padded beyond the tokenizer

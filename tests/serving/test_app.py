@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import tiny
 from conftest import WordTokenizer
 from fastapi import FastAPI
+from served import TestClient, error_of, sse
 
 from neuron_spec import compile_model, load, load_spec, prepare
 from neuron_spec.artifacts import Artifact
@@ -22,10 +22,6 @@ from neuron_spec.backends.base import GREEDY, Decoding, Limits, PrefillResult, S
 from neuron_spec.backends.scripted import ScriptedSpeculator
 from neuron_spec.engine import Session
 from neuron_spec.serving.app import create_app, create_session_app
-
-with warnings.catch_warnings():  # newer Starlettes ask for httpx2, older ones know httpx only
-    warnings.simplefilter("ignore")
-    from fastapi.testclient import TestClient
 
 MODEL = "scripted"
 REPLIES = {(number,): (*(number * 10 + i for i in range(5)), 2) for number in range(3, 30)}
@@ -43,6 +39,7 @@ class Speculator(ScriptedSpeculator):
     def __init__(self, *, limits: Limits = LIMITS) -> None:
         super().__init__(REPLIES, accepted=[1, 0, 3], limits=limits)
         self.is_broken = False
+        self.fails_at_step: int | None = None
         self.pause_s = 0.0
 
     def prefill(
@@ -54,6 +51,11 @@ class Speculator(ScriptedSpeculator):
     def step(self, num_draft_tokens: int) -> list[StepResult]:
         time.sleep(self.pause_s)
         self._fail_if_broken()
+        if self.fails_at_step is not None:
+            self.fails_at_step -= 1
+            if self.fails_at_step == 0:
+                self.fails_at_step = None
+                raise RuntimeError("the device is gone")
         return super().step(num_draft_tokens)
 
     def _fail_if_broken(self) -> None:
@@ -79,31 +81,6 @@ def app(speculator: Speculator) -> FastAPI:
 def client(app: FastAPI) -> Iterator[TestClient]:
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
-
-
-def sse(text: str) -> list[Any]:
-    """The events of a stream; `[DONE]` stays text."""
-    events = []
-    for block in text.split("\n\n"):
-        if block:
-            assert block.startswith("data: "), block
-            data = block.removeprefix("data: ")
-            events.append(data if data == "[DONE]" else json.loads(data))
-    assert text.endswith("\n\n")
-    return events
-
-
-def error_of(response: Any, status: int) -> dict[str, Any]:
-    """The error, in exactly OpenAI's shape."""
-    assert response.status_code == status, response.text
-    body = response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    assert body["error"]["message"]
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    assert body["error"]["type"] == kind
-    error: dict[str, Any] = body["error"]
-    return error
 
 
 # Whole answers
@@ -138,7 +115,15 @@ def test_a_conversation(client: TestClient) -> None:
         ({"stop": "32"}, "30 31 ", "stop", 3),
         ({"stop": ["zz", " 33"]}, "30 31 32", "stop", 4),
         ({"ignore_eos": True, "max_tokens": 7}, "30 31 32 33 34 2 2 ", "length", 7),
-        ({"temperature": 0, "top_p": 1, "n": 1, "seed": 4}, "30 31 32 33 34 ", "stop", 6),
+        ({"temperature": 0, "top_p": 0.1, "n": 1, "seed": 4}, "30 31 32 33 34 ", "stop", 6),
+        ({"stop_token_ids": [32]}, "30 31 ", "stop", 3),
+        ({"stop": "30", "min_tokens": 2}, "30 31 32 33 34 ", "stop", 6),
+        (
+            {"response_format": {"type": "text"}, "n": None, "stop": None},
+            "30 31 32 33 34 ",
+            "stop",
+            6,
+        ),
     ],
 )
 @pytest.mark.parametrize(("url", "base"), BOTH)
@@ -243,12 +228,26 @@ def test_usage_of_a_stream_on_request(client: TestClient, url: str, base: dict[s
     ("field", "value"),
     [
         ("temperature", 0.7),
-        ("top_p", 0.5),
-        ("n", 2),
-        ("presence_penalty", 1),
-        ("frequency_penalty", 1),
-        ("logit_bias", {"5": 10}),
-        ("logprobs", 3),
+        ("temperature", -1),
+        ("temperature", "0"),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("n", 0),
+        ("n", 129),
+        ("n", True),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logprobs", "yes"),
+        ("min_tokens", -1),
+        ("min_tokens", 10**9),
+        ("stop_token_ids", [-1]),
+        ("response_format", {"type": "json_object"}),
+        ("include_acceptance", 1),
         ("stop", ""),
         ("stop", ["1", "2", "3", "4", "5"]),
         ("stop", 5),
@@ -257,7 +256,7 @@ def test_usage_of_a_stream_on_request(client: TestClient, url: str, base: dict[s
         ("stream", "sometimes"),
         ("stream_options", {"include_usage": True}),
         ("seed", "x"),
-        ("top_k", 5),
+        ("seed", 2**63),
         ("tools", []),
         ("temprature", 0),
     ],
@@ -266,15 +265,20 @@ def test_usage_of_a_stream_on_request(client: TestClient, url: str, base: dict[s
 def test_a_field_that_cannot_be_honoured_is_named(
     client: TestClient, url: str, base: dict[str, Any], field: str, value: Any
 ) -> None:
-    error = error_of(client.post(url, json={**base, field: value}), 400)
-    assert error["param"] == field
-    assert field in error["message"]
+    request = {"max_tokens": 16, **base, field: value}
+    for stream in () if field == "stream" else (False, True):
+        if not (stream and field == "stream_options"):
+            error = error_of(client.post(url, json={**request, "stream": stream}), 400)
+            assert error["param"] == field
+            assert field in error["message"]
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("echo", True),
+        ("echo", 1),
+        ("logprobs", 3),
+        ("logprobs", True),
         ("best_of", 3),
         ("suffix", "x"),
         ("prompt", 5),
@@ -374,12 +378,24 @@ def test_a_backend_that_fails_is_an_error_and_the_next_request_is_served(
 ) -> None:
     speculator.is_broken = True
     assert "the device is gone" in error_of(client.post(url, json=base), 500)["message"]
-    *_, last = sse(client.post(url, json={**base, "stream": True}).text)
-    assert last["error"]["type"] == "server_error"
-    assert "the device is gone" in last["error"]["message"]
+    # Nothing was sent yet: a stream, too, has the error's own status.
+    response = client.post(url, json={**base, "stream": True})
+    assert "the device is gone" in error_of(response, 500)["message"]
     speculator.is_broken = False
     assert client.post(url, json=base).status_code == 200
     assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(("url", "base"), BOTH)
+def test_a_step_that_fails_is_told_in_the_stream(
+    client: TestClient, speculator: Speculator, url: str, base: dict[str, Any]
+) -> None:
+    speculator.fails_at_step = 2
+    *before, last = sse(client.post(url, json={**base, "stream": True}).text)
+    assert last["error"]["type"] == "server_error"
+    assert "the device is gone" in last["error"]["message"]
+    assert stream_text(url, [*before, last])[0].startswith("30 31 ")
+    assert client.post(url, json=base).status_code == 200
 
 
 def test_an_unexpected_error_is_told_in_openais_form_without_its_insides(app: FastAPI) -> None:
@@ -395,13 +411,20 @@ def test_models_and_health(client: TestClient) -> None:
     body = client.get("/v1/models").json()
     assert body["object"] == "list"
     assert [(m["id"], m["object"]) for m in body["data"]] == [(MODEL, "model")]
-    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get(f"/v1/models/{MODEL}").json() == body["data"][0]
+    assert error_of(client.get("/v1/models/gpt-4"), 404)["param"] == "model"
+    health = client.get("/health").json()
+    assert (health["status"], health["live"], health["ready"]) == ("ok", True, True)
+    assert (health["num_running"], health["num_waiting"], health["model"]) == (0, 0, MODEL)
+    for path in ("live", "ready"):
+        assert client.get(f"/health/{path}").status_code == 200
 
 
 def test_health_tells_when_the_engine_has_stopped(app: FastAPI, client: TestClient) -> None:
     app.state.model.worker.stop()
-    response = client.get("/health")
-    assert (response.status_code, response.json()) == (503, {"status": "engine stopped"})
+    for path in ("/health", "/health/live", "/health/ready"):
+        response = client.get(path)
+        assert (response.status_code, response.json()["status"]) == (503, "engine stopped")
     assert "stopped" in error_of(client.post(COMPLETIONS, json=COMPLETION), 500)["message"]
 
 
@@ -535,6 +558,7 @@ def test_an_artifact_is_served_under_its_specs_name_with_its_claims(artifact: Ar
         (model,) = client.get("/v1/models").json()["data"]
     assert model["id"] == "tiny"
     assert (model["speculation"], model["num_draft_tokens"]) == (True, 3)
+    assert (model["max_model_len"], model["default_temperature"]) == (96, 0)
     assert model["verification_rule"] == "greedy"
     levels = {claim["level"]: claim["status"] for claim in model["claims"]}
     assert levels["bitwise identity"] == "stated"

@@ -5,49 +5,94 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
 
-from neuron_spec.engine.events import Event, FinishEvent, Timing, TokenEvent
+from neuron_spec.engine.events import FinishEvent, Timing, TokenEvent
 from neuron_spec.metrics import AcceptanceCounts
-from neuron_spec.serving.streaming import Answer, chunks, whole
+from neuron_spec.serving.app import EventStream
+from neuron_spec.serving.streaming import Answer, Batch, chunks, whole
 
 
-async def events(*, is_closed: list[bool]) -> AsyncGenerator[Event, None]:
+async def batches(*, is_closed: list[bool], num_choices: int = 1) -> AsyncGenerator[Batch, None]:
+    counts = AcceptanceCounts()
+    counts.add_step(4, 2)
     try:
         for token in range(3):
-            yield TokenEvent(1, token, "" if token == 1 else f"{token} ", "plain")
-        yield FinishEvent(1, "length", "rest", AcceptanceCounts(), Timing(0, 0, 0))
+            for index in range(num_choices):
+                text = "" if token == 1 else f"{token} "
+                yield index, [TokenEvent(index, token, text, "plain")]
+        for index in range(num_choices):
+            yield index, [FinishEvent(index, "length", "rest", counts, Timing(0, 0, 0), 3)]
     finally:
         is_closed.append(True)
+
+
+async def streamed(answer: Answer, **options: Any) -> list[str]:
+    source = batches(is_closed=[])
+    first = await anext(source)
+    return [chunk async for chunk in chunks(answer, first, source, **options)]
 
 
 def test_closing_the_chunks_closes_the_events() -> None:
     async def main() -> list[bool]:
         is_closed: list[bool] = []
-        streams = [events(is_closed=is_closed) for _ in range(2)]
-        stream = chunks(Answer("completion", "m", 1), streams, include_usage=False)
+        source = batches(is_closed=is_closed)
+        stream = chunks(
+            Answer("completion", "m", 1), await anext(source), source, include_usage=False
+        )
         await anext(stream)
         assert is_closed == []
         await stream.aclose()
-        return list(is_closed)  # `streams` still names them: no garbage was collected
+        return list(is_closed)  # `source` still names it: no garbage was collected
 
-    assert asyncio.run(main()) == [True]  # the second was never begun
+    assert asyncio.run(main()) == [True]
 
 
 def test_empty_pieces_are_not_sent_and_the_end_carries_what_was_held() -> None:
-    async def main() -> list[str]:
-        answer = Answer("completion", "m", 1)
-        return [c async for c in chunks(answer, [events(is_closed=[])], include_usage=True)]
-
-    *pieces, usage, done = asyncio.run(main())
+    told = asyncio.run(streamed(Answer("completion", "m", 1), include_usage=True))
+    *pieces, usage, done = "".join(told).removesuffix("\n\n").split("\n\n")
     choices = [json.loads(piece.removeprefix("data: "))["choices"][0] for piece in pieces]
     assert [choice["text"] for choice in choices] == ["0 ", "2 ", "rest", ""]
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
     assert json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"] == 3
-    assert done == "data: [DONE]\n\n"
+    assert done == "data: [DONE]"
 
 
 def test_a_whole_answer_joins_all_pieces() -> None:
-    body = asyncio.run(whole(Answer("chat", "m", 2), [events(is_closed=[]) for _ in range(2)]))
+    answer = Answer("chat", "m", 2, echoes=("", ""))
+    body = asyncio.run(whole(answer, batches(is_closed=[], num_choices=2)))
     contents = [choice["message"]["content"] for choice in body["choices"]]
     assert contents == ["0 2 rest"] * 2
-    assert body["usage"]["total_tokens"] == 8
+    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+
+
+def test_acceptance_is_added_up_over_the_choices() -> None:
+    answer = Answer("completion", "m", 2, echoes=("", ""), tells_acceptance=True)
+    body = asyncio.run(whole(answer, batches(is_closed=[], num_choices=2)))
+    told = body["usage"]["acceptance"]
+    assert (told["num_steps"], told["num_drafted_tokens"], told["num_accepted_tokens"]) == (2, 8, 4)
+    assert (told["acceptance_length"], told["steps_by_num_accepted"]) == (3.0, [0, 0, 2])
+    assert told["acceptance_rate_by_position"] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_response_that_cannot_be_sent_closes_everything_at_once() -> None:
+    async def main() -> list[bool]:
+        is_closed: list[bool] = []
+        source = batches(is_closed=is_closed)
+        answer = Answer("completion", "m", 1)
+        stream = chunks(answer, await anext(source), source, include_usage=False)
+        response = EventStream(stream, source)
+
+        async def send(message: Any) -> None:
+            raise OSError("the client is gone")
+
+        async def receive() -> Any:
+            await asyncio.sleep(60)
+
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+        with suppress(Exception):
+            await response(scope, receive, send)
+        return list(is_closed)
+
+    assert asyncio.run(main()) == [True]

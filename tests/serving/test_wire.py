@@ -8,34 +8,33 @@ import pytest
 from pydantic import ValidationError
 
 from neuron_spec.errors import RequestError
-from neuron_spec.serving.wire import ChatRequest, CompletionRequest
+from neuron_spec.serving.wire import ChatRequest, CommonRequest, CompletionRequest
 
-UNSUPPORTED: list[tuple[str, Any]] = [
+OPTIONS: list[tuple[str, Any]] = [
     ("temperature", 0.7),
     ("top_p", 0.9),
-    ("n", 2),
+    ("top_k", 5),
+    ("min_p", 0.1),
+    ("repetition_penalty", 1.1),
     ("presence_penalty", 0.5),
     ("frequency_penalty", -0.5),
-    ("logit_bias", {"5": 1}),
-    ("logprobs", True),
-    ("logprobs", 5),
-]
-COMPLETION_ONLY: list[tuple[str, Any]] = [("echo", True), ("best_of", 2), ("suffix", "end")]
-NEUTRAL: list[tuple[str, Any]] = [
-    ("temperature", 0),
-    ("temperature", 0.0),
-    ("temperature", None),
-    ("top_p", 1.0),
-    ("n", 1),
-    ("presence_penalty", 0.0),
-    ("frequency_penalty", 0),
-    ("logit_bias", {}),
-    ("logprobs", False),
-    ("logprobs", 0),
-    ("logprobs", None),
+    ("min_tokens", 3),
     ("seed", 7),
+    ("stop_token_ids", [5]),
+    ("ignore_eos", True),
+]
+NEUTRAL: list[tuple[str, Any]] = [
+    *((field, None) for field, _ in OPTIONS),
+    ("logit_bias", {}),
+    ("logit_bias", None),
+    ("logprobs", None),
+    ("n", None),
     ("user", "me"),
     ("stream", False),
+    ("stream", None),
+    ("stream_options", None),
+    ("response_format", None),
+    ("response_format", {"type": "text"}),
 ]
 
 
@@ -48,29 +47,79 @@ def completion(**fields: Any) -> CompletionRequest:
     return CompletionRequest.model_validate({"model": "m", "prompt": "hi", **fields})
 
 
-@pytest.mark.parametrize(("field", "value"), UNSUPPORTED + COMPLETION_ONLY)
-def test_what_greedy_decoding_cannot_honour_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(RequestError) as caught:
-        completion(**{field: value}).options()
-    assert caught.value.field == field
-    assert caught.value.found == value
+def options_of(wire: CommonRequest, *, can_sample: bool = True) -> dict[str, Any]:
+    return wire.options(can_sample=can_sample)
 
 
-@pytest.mark.parametrize(("field", "value"), UNSUPPORTED)
-def test_the_same_for_conversations(field: str, value: Any) -> None:
-    with pytest.raises(RequestError) as caught:
-        chat(**{field: value}).options()
-    assert caught.value.field == field
+@pytest.mark.parametrize(("field", "value"), OPTIONS)
+def test_options_reach_the_session(field: str, value: Any) -> None:
+    for make in (completion, chat):
+        assert options_of(make(**{field: value}))[field] == value
 
 
 @pytest.mark.parametrize(("field", "value"), NEUTRAL)
 def test_values_that_change_nothing_are_taken(field: str, value: Any) -> None:
-    plain = completion().options()
-    assert completion(**{field: value}).options() == plain
-    assert chat(**{field: value}).options() == plain
+    for make in (completion, chat):
+        assert options_of(make(**{field: value})) == options_of(make())
 
 
-@pytest.mark.parametrize("field", ["top_k", "tools", "max_token", "response_format"])
+def test_the_temperature_left_out_is_one_where_the_rule_can_sample() -> None:
+    for make in (completion, chat):
+        assert options_of(make())["temperature"] == 1
+        assert options_of(make(), can_sample=False)["temperature"] == 0
+        assert options_of(make(temperature=0))["temperature"] == 0
+        assert options_of(make(temperature=1), can_sample=False)["temperature"] == 1
+
+
+def test_logit_bias_by_id() -> None:
+    assert options_of(chat(logit_bias={"5": 1, "07": -2.5}))["logit_bias"] == {5: 1, 7: -2.5}
+    for key in ("x", "", "-1", "1.0", "٣", "9" * 30):
+        with pytest.raises(RequestError) as caught:
+            options_of(chat(logit_bias={key: 1}))
+        assert caught.value.field == "logit_bias"
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 4}, 4)],
+)
+def test_log_probabilities_of_a_chat(fields: dict[str, Any], count: int | None) -> None:
+    assert options_of(chat(**fields))["logprobs"] == count
+
+
+def test_log_probabilities_of_a_completion() -> None:
+    assert options_of(completion(logprobs=0))["logprobs"] == 0
+    assert options_of(completion(logprobs=5))["logprobs"] == 5
+    for value in (-1, 21, True, 1.5, "5"):
+        with pytest.raises(ValidationError):
+            completion(logprobs=value)
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "field"),
+    [
+        (chat, {"top_logprobs": 3}, "top_logprobs"),
+        (chat, {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        (chat, {"response_format": {"type": "json_object"}}, "response_format"),
+        (completion, {"min_tokens": 17}, "min_tokens"),
+        (completion, {"best_of": 2}, "best_of"),
+        (completion, {"best_of": 1, "n": 2}, "best_of"),
+        (completion, {"suffix": "x"}, "suffix"),
+        (completion, {"echo": True, "logprobs": 1}, "echo"),
+    ],
+)
+def test_fields_that_contradict_each_other(make: Any, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        options_of(make(**fields))
+    assert caught.value.field == field
+
+
+def test_best_of_that_says_no_more_than_n() -> None:
+    assert options_of(completion(best_of=2, n=2)) == options_of(completion())
+    assert options_of(completion(best_of=1, suffix="")) == options_of(completion())
+
+
+@pytest.mark.parametrize("field", ["tools", "max_token", "logprob", "functions"])
 def test_unknown_fields_are_refused(field: str) -> None:
     for make in (completion, chat):
         with pytest.raises(ValidationError) as caught:
@@ -78,18 +127,34 @@ def test_unknown_fields_are_refused(field: str) -> None:
         assert caught.value.errors()[0]["loc"] == (field,)
 
 
+@pytest.mark.parametrize(
+    ("fields", "wants_usage", "wants_acceptance"),
+    [
+        ({}, False, False),
+        ({"stream_options": {"include_usage": True}}, True, False),
+        ({"stream_options": {"include_acceptance": True}}, True, True),
+        ({"include_acceptance": True}, True, True),
+    ],
+)
+def test_what_a_stream_ends_with(
+    fields: dict[str, Any], wants_usage: bool, wants_acceptance: bool
+) -> None:
+    request = chat(stream=True, **fields)
+    assert (request.wants_usage, request.wants_acceptance) == (wants_usage, wants_acceptance)
+
+
 def test_stream_options_need_a_stream() -> None:
     with pytest.raises(RequestError) as caught:
-        chat(stream_options={"include_usage": True}).options()
+        options_of(chat(stream_options={"include_usage": True}))
     assert caught.value.field == "stream_options"
-    assert chat(stream=True, stream_options={"include_usage": True}).options()
+    assert options_of(chat(stream=True, stream_options={"include_usage": True}))
 
 
 @pytest.mark.parametrize(
     ("given", "taken"), [(None, ()), ("x", "x"), (["x", "y"], ["x", "y"]), ([], [])]
 )
 def test_stop_in_its_forms(given: Any, taken: Any) -> None:
-    assert completion(stop=given).options()["stop"] == taken
+    assert options_of(completion(stop=given))["stop"] == taken
 
 
 def test_more_than_four_stop_strings_are_refused() -> None:

@@ -18,7 +18,8 @@ from neuron_spec.engine.events import FinishEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.errors import BackendError, RequestError
-from neuron_spec.serving.worker import EngineWorker
+from neuron_spec.serving.errors import UnavailableError
+from neuron_spec.serving.worker import MAX_FAILURES, EngineWorker
 
 REPLIES = {(number,): (number * 10, number * 10 + 1, number * 10 + 2) for number in range(3, 30)}
 # No request ends by itself in a test's time.
@@ -76,7 +77,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 async def collect(worker: EngineWorker, *prompt: int, max_new_tokens: int | None = 3) -> list[int]:
     request = Request(prompt, max_new_tokens=max_new_tokens)
-    events = [event async for event in worker.events(request)]
+    batches = [batch async for batch in worker.events([request])]
+    assert {index for index, _ in batches} == {0}
+    events = [event for _, events in batches for event in events]
     assert isinstance(events[-1], FinishEvent)
     return [event.token_id for event in events if isinstance(event, TokenEvent)]
 
@@ -105,8 +108,8 @@ def test_a_request_that_can_never_run() -> None:
 def test_leaving_early_frees_the_slot() -> None:
     async def main(worker: EngineWorker, speculator: SlowSpeculator) -> None:
         for _ in range(4):  # more often than there are slots
-            events = worker.events(Request((3,)))
-            await anext(events)
+            events = worker.events([Request((3,))])
+            await anext(aiter(events))
             await events.aclose()
         await until(lambda: speculator.num_taken == 0)
 
@@ -130,6 +133,7 @@ def test_leaving_before_the_engine_took_the_request_in() -> None:
             await hasty
         speculator.go.set()
         tokens = await first
+        await until(lambda: worker.num_open == 0)
         await until(lambda: speculator.num_taken == 0)  # the hasty one does not run for nobody
         return tokens
 
@@ -156,10 +160,102 @@ def test_a_backend_that_fails_is_told_to_all_who_run_and_the_next_is_served() ->
     assert len({id(failure) for failure in failures}) == 3
 
 
+def test_several_requests_of_one_caller_run_side_by_side() -> None:
+    async def main(worker: EngineWorker) -> list[int]:
+        requests = [Request((number,), max_new_tokens=6) for number in (3, 4)]
+        return [index async for index, _ in worker.events(requests)]
+
+    with running(SlowSpeculator()) as worker:
+        order = run(main(worker))
+    assert order[:4] == [0, 1, 0, 1]
+
+
+def test_one_of_several_that_cannot_run_ends_them_all() -> None:
+    async def main(worker: EngineWorker, speculator: SlowSpeculator) -> None:
+        with pytest.raises(RequestError):
+            async for _ in worker.events([Request((3,)), Request(())]):
+                pass
+        await until(lambda: speculator.num_taken == 0)
+
+    speculator = SlowSpeculator()
+    with running(speculator) as worker:
+        run(main(worker, speculator))
+
+
+def test_a_step_that_hangs_is_answered_when_the_time_is_over() -> None:
+    async def main(worker: EngineWorker, speculator: SlowSpeculator) -> None:
+        speculator.go.clear()
+        with pytest.raises(UnavailableError, match=r"no answer within 0\.05 s") as caught:
+            async for _ in worker.events([Request((3,))], timeout_s=0.05):
+                pass
+        assert caught.value.status == 504
+        speculator.go.set()
+        await until(lambda: speculator.num_taken == 0 and worker.num_waiting == 0)
+
+    speculator = SlowSpeculator()
+    with running(speculator) as worker:
+        run(main(worker, speculator))
+        assert run(collect(worker, 4)) == [40, 41, 42]
+
+
+def test_a_thread_that_dies_leaves_nobody_waiting() -> None:
+    """Also those who came while it died, and those who come later."""
+
+    class Dying(SlowSpeculator):
+        def step(self, num_draft_tokens: int) -> list[StepResult]:
+            self._wait()
+            raise SystemExit("out of the thread")
+
+    async def main(worker: EngineWorker, speculator: SlowSpeculator) -> list[Any]:
+        speculator.go.clear()
+        first = [asyncio.create_task(collect(worker, number)) for number in (3, 4)]
+        await until(speculator.in_step.is_set)
+        late = [asyncio.create_task(collect(worker, number)) for number in (5, 6)]
+        await asyncio.sleep(0.01)
+        speculator.go.set()
+        told = await asyncio.gather(*first, *late, return_exceptions=True)
+        await until(lambda: not worker.is_alive)
+        last = await asyncio.gather(collect(worker, 7), return_exceptions=True)
+        return [*told, *last]
+
+    speculator = Dying()
+    with running(speculator) as worker:
+        told = run(main(worker, speculator))
+    assert all(isinstance(error, BackendError) for error in told)
+    assert [str(error) for error in told] == [
+        *["the engine's thread died"] * 4,
+        "the engine has stopped",
+    ]
+
+
+def test_failures_in_a_row_are_noticed_and_forgotten() -> None:
+    speculator = SlowSpeculator()
+    with running(speculator) as worker:
+        speculator.is_broken = True
+        for _ in range(MAX_FAILURES):
+            assert not worker.is_broken
+            with pytest.raises(BackendError):
+                run(collect(worker, 3))
+        assert worker.is_broken
+        speculator.is_broken = False
+        assert run(collect(worker, 3)) == [30, 31, 32]
+        assert not worker.is_broken
+
+
+def test_the_ends_of_requests_are_observed() -> None:
+    seen: list[FinishEvent] = []
+    loop = DecodeLoop(SlowSpeculator(), WordTokenizer().decode, draft_length=DraftLength())
+    worker = EngineWorker(loop, observe=seen.append)
+    worker.start()
+    assert run(collect(worker, 3)) == [30, 31, 32]
+    worker.stop()
+    assert [(event.reason, event.num_tokens) for event in seen] == [("length", 3)]
+
+
 def test_a_caller_whose_event_loop_has_ended_disturbs_nobody() -> None:
     async def leave_open(worker: EngineWorker) -> None:
-        events = worker.events(Request((3,)))
-        await anext(events)
+        events = worker.events([Request((3,))])
+        await anext(aiter(events))
         forgotten.append(events)
 
     forgotten: list[Any] = []
@@ -173,8 +269,8 @@ def test_a_caller_whose_event_loop_has_ended_disturbs_nobody() -> None:
 
 def test_stopping_ends_what_runs_with_an_error() -> None:
     async def main(worker: EngineWorker) -> None:
-        events = worker.events(Request((3,)))
-        await anext(events)
+        events = worker.events([Request((3,))])
+        await anext(aiter(events))
         await asyncio.to_thread(worker.stop)
         with pytest.raises(BackendError, match="shutting down"):
             async for _ in events:

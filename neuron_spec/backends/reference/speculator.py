@@ -213,7 +213,10 @@ class ReferenceSpeculator:
             self._drafter.observe(slot, committed, scores.features[slot, nodes])
         row.last_token, row.position = tokens[-1], row.position + len(tokens)
         num_drafted = len(drafts) - drafts.count(NO_PROPOSAL)
-        return StepResult(slot, tokens, num_drafted, len(tokens) - 1, logprobs, num_positions)
+        branch = None if num_positions is None else tuple(nodes[1:])
+        return StepResult(
+            slot, tokens, num_drafted, len(tokens) - 1, logprobs, num_positions, branch
+        )
 
     def _check_prompt(self, slot: int, prompt_ids: Sequence[int]) -> None:
         if not 0 <= slot < self._limits.batch_size or slot in self._rows or slot in self._prompts:
