@@ -28,8 +28,7 @@ def resolve_model(model: str, base_directory: Path, *, progress: Progress = no_p
     path = base_directory / Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
-    is_hub_id = _HUB_ID.fullmatch(model) is not None and not model.startswith(".")
-    if path.exists() or not is_hub_id:
+    if path.exists() or not is_hub_id(model):
         raise CheckpointError(
             "no such directory" if not path.exists() else "is not a directory",
             where=path,
@@ -47,7 +46,12 @@ def find_model(model: str, base_directory: Path) -> Path | None:
     path = base_directory / Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
-    return _cached(model) if _HUB_ID.fullmatch(model) else None
+    return _cached(model) if is_hub_id(model) else None
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a name has the form of a hub id: `owner/name`, or `owner/name@revision`."""
+    return _HUB_ID.fullmatch(model) is not None
 
 
 def _cached(model: str) -> Path | None:
