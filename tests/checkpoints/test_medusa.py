@@ -14,7 +14,10 @@ import tiny_heads
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 
+from neuron_spec.backends.reference.loading import Placement
+from neuron_spec.backends.reference.parallel_heads import MedusaHeads
 from neuron_spec.checkpoints import identify
 from neuron_spec.checkpoints.identify import identify_target
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint, prepare_draft
@@ -22,6 +25,7 @@ from neuron_spec.errors import CheckpointError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NUM_HEADS = 3  # as in the golden file
+PLACEMENT = Placement(1, 16, torch.float32, torch.device("cpu"))
 FORMS = tiny_heads.MEDUSA_FORMS
 WITHOUT_PROJECTIONS = ("legacy", "tgi-v2")
 WITH_BIAS = tuple(form for form in FORMS if not form.startswith("vllm") or form == "vllm-bias")
@@ -104,6 +108,11 @@ def test_every_form_becomes_nxdis_file(form: str, tmp_path: Path, target: Path) 
             torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-6)
         else:
             assert torch.equal(found[name], tensor), name
+    heads = MedusaHeads(prepared.draft, PLACEMENT)  # and the reference backend computes with it
+    logits = heads.head_logits(torch.ones(32), NUM_HEADS)
+    weight, bias = (expected[f"medusa_head_1.0.linear.{part}"] for part in ("weight", "bias"))
+    state = 1 + F.silu(weight.sum(dim=1) + bias)
+    torch.testing.assert_close(logits[1], expected["medusa_head_1.1.weight"] @ state)
     # The keys of the heads that NxDI itself was run with.
     assert found.keys() == load_file(GOLDEN / "medusa/medusa_heads.safetensors").keys()
 
@@ -218,6 +227,8 @@ def test_a_medusa_2_model_is_split(tmp_path: Path) -> None:
         assert torch.equal(tensor, before[name.replace("medusa_head_", "medusa_head.")])
     config = json.loads((prepared.draft / "config.json").read_text())
     assert config["hidden_size"] == 32 and "medusa_num_heads" not in config
+    logits = MedusaHeads(prepared.draft, PLACEMENT).head_logits(torch.ones(32), NUM_HEADS)
+    assert logits.shape == (NUM_HEADS, 259)
     assert (prepared.draft / "tokenizer.json").is_file()
 
 
