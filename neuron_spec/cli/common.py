@@ -40,6 +40,17 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def integers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """A callback for options: `1,2,4` as (1, 2, 4), positive, in rising order, each once."""
+    try:
+        numbers = tuple(sorted({int(part) for part in value.split(",")}))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not integers with commas between them") from None
+    if numbers[0] < 1:
+        raise click.BadParameter(f"{numbers[0]} is not at least 1")
+    return numbers
+
+
 def print_json(data: Any) -> None:
     """One JSON document on standard output."""
     click.echo(json.dumps(data, indent=2))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from neuron_spec.bench.slices import SLICES
 from neuron_spec.bench.workload import BUILT_IN, WorkloadRow, read_workload
 from neuron_spec.errors import UserError
 
@@ -32,6 +33,22 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ({"turns": ["hi", "and then?"]}, WorkloadRow(MESSAGES, "prompt")),
         ({"prompt": "x", "category": "code"}, WorkloadRow("x", "code")),
         ({"turns": ["hi"], "category": 7, "question_id": 81}, WorkloadRow(MESSAGES, "7")),
+        (
+            {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "lo"}]},
+            WorkloadRow(MESSAGES, "prompt", ("lo",)),
+        ),
+        (
+            {"conversations": [{"from": "system", "value": "s"}, {"from": "user", "value": "hi"}]},
+            WorkloadRow([{"role": "system", "content": "s"}, *MESSAGES], "prompt"),
+        ),
+        (
+            {"custom_id": "1", "method": "POST", "url": "/v1/x", "body": {"messages": MESSAGES}},
+            WorkloadRow(MESSAGES, "prompt"),
+        ),
+        ({"request": {"prompt": "x"}, "category": "code"}, WorkloadRow("x", "code")),
+        ({"prompt": "x", "reference": "y"}, WorkloadRow("x", "prompt", ("y",))),
+        ({"prompt": "x", "answer": 4}, WorkloadRow("x", "prompt", ("4",))),
+        ({"prompt": "x", "references": ["y", 5]}, WorkloadRow("x", "prompt", ("y", "5"))),
     ],
 )
 def test_forms_of_a_line(tmp_path: Path, line: Any, row: WorkloadRow) -> None:
@@ -53,6 +70,11 @@ def test_forms_of_a_line(tmp_path: Path, line: Any, row: WorkloadRow) -> None:
         {"turns": []},
         {"turns": [5]},
         {"turns": "hi"},
+        {"conversations": []},
+        {"conversations": [{"from": "gpt", "value": "lo"}]},
+        {"conversations": [{"from": "martian", "value": "hi"}]},
+        {"conversations": [{"from": "human", "value": 5}]},
+        {"body": {"input": "x"}},
         "[" * 100_000,
     ],
 )
@@ -95,6 +117,31 @@ def test_a_file_without_prompts(tmp_path: Path, content: bytes | None) -> None:
     assert caught.value.where == path
     with pytest.raises(UserError):
         read_workload(tmp_path)  # a directory
+
+
+def test_one_json_array_is_a_file_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "lo"}]
+    path.write_text(json.dumps([{"id": "a", "conversations": turns}, "two"], indent=1))
+    assert [row.prompt for row in read_workload(path)] == [MESSAGES, "two"]
+    assert len(read_workload(path, limit=1)) == 1
+    path.write_text(json.dumps(["one", {"text": "x"}]))
+    with pytest.raises(UserError, match="not a prompt") as caught:
+        read_workload(path)
+    assert caught.value.where == f"{path}: row 2"
+
+
+def test_a_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b'plain words\r\n\n"quoted"\n[1, 2]\n')
+    assert [row.prompt for row in read_workload(path)] == ["plain words", '"quoted"', "[1, 2]"]
+
+
+def test_slices_by_kind_of_work() -> None:
+    assert len(SLICES) == 8
+    for kind, rows in SLICES.items():
+        assert {row.category for row in rows} == {kind}
+        assert len({str(row.prompt) for row in rows}) == len(rows) == 3
 
 
 def test_built_in_prompts_are_of_different_kinds() -> None:

@@ -305,7 +305,7 @@ USES = [
     ("generate", "{}", "hi"),
     ("verify", "{}", "--prompts", "prompts.jsonl"),
     ("bench", "{}", "--prompts", "prompts.jsonl"),
-    ("serve", "{}"),
+    ("serve", "{}", "--port", "0"),
 ]
 
 
@@ -416,7 +416,7 @@ def test_json_of_every_verb(run: Run, folder: Path) -> None:
     options = ("--prompts", "prompts.jsonl", "-n", "6", "--json")
     verified = run("verify", artifact, *options).json
     assert (verified["num_prompts"], verified["num_identical"]) == (1, 1)
-    (row,) = run("bench", artifact, *options, "--repetitions", "1").json
+    (row,) = run("bench", artifact, *options, "--repetitions", "1").json["prompts"]
     assert row["identical"] is True
     assert row["ratio"] > 0
 
@@ -628,18 +628,42 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         time.sleep(0.02)
 
 
-def test_a_server_does_not_wait_for_ever_when_told_to_end(
-    run: Run, artifact: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_server_is_given_its_options(
+    run: Run, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import uvicorn
+    from neuron_spec.serving import server
 
-    options: dict[str, Any] = {}
-    monkeypatch.setattr(uvicorn, "run", lambda app, **given: options.update(given))
-    result = run("serve", artifact, "--host", "0.0.0.0", "--port", "8123")
+    given: dict[str, Any] = {}
+
+    def serve(app: Any, listening: socket.socket, **options: Any) -> None:
+        given.update(options, address=listening.getsockname())
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.delenv("NEURON_SPEC_API_KEYS", raising=False)
+    result = run("serve", artifact, "--port", "0")
     assert result.exit_code == 0
-    assert "http://0.0.0.0:8123/v1" in result.out
-    assert (options["host"], options["port"]) == ("0.0.0.0", 8123)
-    assert 0 < options["timeout_graceful_shutdown"] <= 60
+    assert f"http://127.0.0.1:{given['address'][1]}/v1" in result.out
+    settings = given["settings"]
+    assert (given["log_form"], settings.api_keys) == ("json", ())
+    assert 0 < settings.drain_s <= 60  # a supervisor does not wait for ever
+    (tmp_path / "keys").write_text("one\n")
+    options = "--port 0 --max-waiting 5 --max-body-mb 0.5 --request-timeout 7 --drain-timeout 3"
+    run("serve", artifact, *options.split(), "--log-format", "text", "--no-warm-up",
+        "--api-key-file", tmp_path / "keys")  # fmt: skip
+    settings = given["settings"]
+    assert (settings.max_waiting, settings.max_body_bytes) == (5, 1 << 19)
+    assert (settings.request_timeout_s, settings.drain_s) == (7, 3)
+    assert (given["log_form"], settings.api_keys) == ("text", ("one",))
+    result = run("serve", artifact, "--port", "0", "--api-key-file", tmp_path / "no-keys")
+    assert_refused(result, "no-keys", "cannot be read")
+
+
+def test_a_port_in_use_is_found_before_the_artifact_is_opened(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert_refused(run("serve", "nowhere", "--port", port), port, "cannot listen", "--port")
 
 
 # A server that was told to end and did has not failed; 128 + 15 is what supervisors expect.
@@ -673,13 +697,20 @@ def test_a_server_answers_and_ends_when_told(
             assert json.load(response)["usage"]["completion_tokens"] == 4
         with post(f"{base}/v1/completions", {**body, "stream": True}) as response:
             assert response.read().endswith(b"data: [DONE]\n\n")
-        process.send_signal(signal_number)
+        # Told to end in the middle of an answer, it ends the answer first.
+        with post(f"{base}/v1/completions", {**body, "max_tokens": 60, "stream": True}) as response:
+            response.read(1)
+            process.send_signal(signal_number)
+            assert response.read().endswith(b"data: [DONE]\n\n")
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == exit_code, err
     assert "Traceback" not in err
     assert f"{base}/v1" in out
+    lines = [json.loads(line) for line in err.splitlines()]
+    (last,) = (line for line in lines if line.get("output_tokens") == 60)
+    assert (last["status"], last["finish_reasons"]) == (200, ["length"])
 
 
 def test_the_demo_on_another_spec(

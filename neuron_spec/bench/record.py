@@ -1,0 +1,94 @@
+"""What a figure was measured on: without it two figures cannot be compared, or only seem to be."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from neuron_spec.artifacts import Artifact, ModelRecord
+from neuron_spec.bench.workload import WorkloadRow, workload_digest
+from neuron_spec.version import __version__
+
+
+def record_of(
+    artifact: Artifact, rows: Sequence[WorkloadRow], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record of a run: target, draft, rule with claims, shapes, libraries, machine, workload.
+
+    Args:
+        options: of every request: output limit and sampling.
+    """
+    manifest, spec = artifact.manifest, artifact.spec
+    draft = spec.draft
+    return {
+        "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "neuron_spec_version": __version__,
+        "artifact": {"name": manifest.name, "fingerprint": manifest.fingerprint},
+        "target": _model(manifest.models["target"]),
+        "speculation": manifest.speculation,
+        "draft": {
+            "method": draft.method,
+            **(_model(manifest.models["draft"]) if "draft" in manifest.models else {}),
+            "num_draft_tokens": manifest.num_draft_tokens,
+            "tree": [list(path) for path in draft.tree] or None,
+            "dynamic_tree": draft.dynamic_tree.model_dump() if draft.dynamic_tree else None,
+            "sampled": draft.sampled,
+            "by_load": [list(band) for band in draft.by_load],
+        },
+        "rule": {"name": spec.verification.rule, **spec.verification.parameters},
+        "claims": [claim.model_dump() for claim in manifest.claims],
+        "numerics": manifest.numerics,
+        "backend": manifest.backend,
+        "libraries": manifest.libraries,
+        "shape": spec.shape.model_dump(),
+        "precision": _precision(artifact),
+        "machine": machine_of(artifact),
+        "workload": {
+            "num_prompts": len(rows),
+            "sha256": workload_digest(rows),
+            "kinds": sorted({row.category for row in rows}),
+        },
+        "options": dict(options),
+    }
+
+
+def machine_of(artifact: Artifact) -> dict[str, Any]:
+    """Where the run took place."""
+    spec = artifact.spec
+    machine: dict[str, Any] = {
+        "processor": _processor(),
+        "num_cores": os.cpu_count(),
+        "system": platform.system(),
+    }
+    if artifact.manifest.backend == "neuron" and spec.neuron is not None:
+        neuron = spec.neuron.model_dump(mode="json")
+        return {**machine, **{key: neuron.get(key) for key in ("instance", "tp_degree")}}
+    import torch
+
+    machine |= {"device": spec.reference.device, "num_threads": torch.get_num_threads()}
+    if spec.reference.device == "cuda":
+        machine["device_name"] = torch.cuda.get_device_name()
+    return machine
+
+
+def _precision(artifact: Artifact) -> str:
+    on_neuron = artifact.manifest.backend == "neuron"
+    return artifact.spec.target.dtype if on_neuron else artifact.spec.reference.dtype
+
+
+def _model(model: ModelRecord) -> dict[str, Any]:
+    digests = {entry.name: entry.sha256 for entry in model.files}
+    weights = {n: d for n, d in digests.items() if Path(n).suffix in (".safetensors", ".bin")}
+    return {"source": model.source, "sha256": weights or digests}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model n"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
