@@ -301,10 +301,14 @@ def test_a_folder_of_someone_else_is_left_alone(run: Run, folder: Path) -> None:
     assert listing(folder) == before
 
 
+# A file that is there: prompts may be read before the artifact is opened.
+SOME_PROMPTS = str(
+    Path(__file__).parents[2] / "checkpoints/smollm2-135m-instruct-eagle/evaluation-prompts.jsonl"
+)
 USES = [
     ("generate", "{}", "hi"),
-    ("verify", "{}", "--prompts", "prompts.jsonl"),
-    ("bench", "{}", "--prompts", "prompts.jsonl"),
+    ("verify", "{}", "--prompts", SOME_PROMPTS),
+    ("bench", "{}", "--prompts", SOME_PROMPTS),
     ("serve", "{}", "--port", "0"),
 ]
 

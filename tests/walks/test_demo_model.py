@@ -77,10 +77,10 @@ def test_speculation_keeps_the_greedy_text_and_accepts_drafts(session: Session) 
     comparisons = compare_greedy(
         session, prompts, max_new_tokens=48, near_tie_margin=NEAR_TIE_MARGINS["float32"]
     )
-    divergences = [c.divergence for c in comparisons if c.divergence is not None]
-    assert all(divergence.kind == "near-tie" for divergence in divergences)
-    accepted = sum(c.speculative.acceptance.num_accepted for c in comparisons)
-    steps = sum(c.speculative.acceptance.num_steps for c in comparisons)
+    assert sum(comparison.num_defects for comparison in comparisons) == 0
+    counts = [c.candidate.acceptance for c in comparisons if c.candidate.acceptance]
+    accepted = sum(count.num_accepted for count in counts)
+    steps = sum(count.num_steps for count in counts)
     # An untrained head accepts nothing; the card tells how much this one does.
     assert accepted / steps > 0.4
 
