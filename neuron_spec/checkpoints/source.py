@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 from neuron_spec.checkpoints import demo_target
+from neuron_spec.checkpoints.tensors import HEAD_FILES
 from neuron_spec.errors import CheckpointError
 from neuron_spec.files import Progress, no_progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+# Heads beside a whole model are pickles even where the model is not.
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", *HEAD_FILES]
 _HUB_PICKLES = ["*.bin", "*.pt"]
 
 

@@ -100,6 +100,7 @@ def test_a_hub_id_with_safetensors_leaves_the_pickles(
     assert asked["repository"] == "owner/name" and asked["revision"] is None
     assert "*.safetensors" in asked["allow_patterns"] and "*.json" in asked["allow_patterns"]
     assert "*.bin" not in asked["allow_patterns"]
+    assert "medusa_heads.pt" in asked["allow_patterns"]  # as NxDI has them beside the weights
     progress.assert_called_once_with("hub owner/name", 0, 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_every_tree_is_one(path: Path) -> None:
 
 
 def manifests() -> list[tuple[str, dict[str, Any]]]:
-    yaml = pytest.importorskip("yaml")
+    yaml = import_module("yaml")
     return [
         (path.name, document)
         for path in sorted((COMPILE / "kubernetes").glob("*.yaml"))
