@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_spec.backends.neuron.speculation import tree_of
 from neuron_spec.export.handover import Loss
+from neuron_spec.spec.graphs import tree_of
 from neuron_spec.spec.schema import BuildSpec
 
 _STRICTER = (

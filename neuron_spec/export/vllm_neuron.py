@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from neuron_spec.backends.neuron.lengths import Lengths, lengths_of
-from neuron_spec.backends.neuron.speculation import step_length
 from neuron_spec.export.handover import UNTRIED, Handover, Loss, Models, refuse
 from neuron_spec.export.losses import (
     chain_length,
@@ -24,6 +22,7 @@ from neuron_spec.export.losses import (
     shape_losses,
 )
 from neuron_spec.export.vllm import draft_entry, revision_option
+from neuron_spec.spec.graphs import Lengths, lengths_of, step_length
 from neuron_spec.spec.neuron import NeuronSpec
 from neuron_spec.spec.schema import BuildSpec
 

@@ -15,7 +15,7 @@ from typing import Literal
 # Lower bounds that no placeholder satisfies; the `neuron` extra in pyproject.toml uses the same.
 OLDEST_REAL_VERSIONS = {"neuronx-distributed-inference": (0, 8), "torch-neuronx": (2, 8)}
 
-_PLACEHOLDER_MARK = "WRONG PACKAGE"
+PLACEHOLDER_MARK = "WRONG PACKAGE"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def package_state(name: str) -> PackageState:
         return PackageState(name, "absent")
     version = distribution.version
     description = str(distribution.metadata.get_payload() or "")  # type: ignore[attr-defined]
-    if _PLACEHOLDER_MARK in description:
+    if PLACEHOLDER_MARK in description:
         return PackageState(name, "placeholder", version)
     release = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     is_old = release < OLDEST_REAL_VERSIONS[name]

@@ -13,6 +13,11 @@ from typing import Any
 from neuron_spec.errors import nearest
 
 _TABLE = "nxdi_keywords.json"
+# What the configuration classes of some families take beside NeuronConfig's keywords.
+FAMILY_SECTIONS = ("moe_neuron_config", "gpt_oss_neuron_config")
+# Keywords that are tables of their own, each a section of the recorded table. NxD ignores what it
+# does not know in the second and third without even logging it.
+_NESTED = ("router_config", "blockwise_matmul_config", "hybrid_sharding_config")
 _REMOVED = {
     "trace_tokengen_model": "NxDI derives it",
     "logical_neuron_cores": "renamed to logical_nc_config",
@@ -70,7 +75,8 @@ def keywords(section: str, sdk: str) -> dict[str, Any]:
     """Name -> default of what a class takes in a release.
 
     Args:
-        section: neuron_config, moe_neuron_config (what experts add) or on_device_sampling_config.
+        section: neuron_config, what a family adds to it (`FAMILY_SECTIONS`),
+            on_device_sampling_config, or a keyword that is a table.
         sdk: an SDK release; one that is not recorded is taken as the newest that is.
     """
     return {
@@ -81,7 +87,8 @@ def keywords(section: str, sdk: str) -> dict[str, Any]:
 
 
 def faults_of(given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for every keyword that is unknown, gone or of another type than its default."""
+    """One sentence for every keyword that is unknown, gone or of another type than its default,
+    in tables of their own too."""
     for name, value in given.items():
         if name in _REMOVED:
             yield f"'{name}' is gone: {_REMOVED[name]}"
@@ -89,6 +96,15 @@ def faults_of(given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[st
             yield f"unknown keyword '{name}': {nearest(name, list(known))}"
         elif not _has_type_of(value, known[name]):
             yield f"{name}: expected {type(known[name]).__name__}, found {value!r}"
+        elif name in _NESTED:
+            yield from (f"{name}: {fault}" for fault in _faults_of_table(name, value))
+
+
+def _faults_of_table(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield f"expected a table, found {value!r}"
+        return
+    yield from faults_of(value, keywords(name, recorded_releases()[-1]))  # the same in all
 
 
 def _has_type_of(value: Any, default: Any) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from neuron_spec.platforms.nxdi_keywords import release_number
+
 # The ways a build can take through NxDI; `host` has no second model, `unfused` has one.
 Path = Literal["alone", "host", "unfused", "fused", "eagle", "eagle-tree", "eagle3", "medusa"]
 FUSED: tuple[Path, ...] = ("fused", "eagle", "eagle-tree", "eagle3")
@@ -18,6 +20,7 @@ EAGLES: tuple[Path, ...] = ("eagle", "eagle-tree", "eagle3")
 _WITHOUT_HEADS: tuple[Path, ...] = ("alone", "host", "unfused", *FUSED)
 
 _MODELS = "NxDI models"
+_EXPERTS = ("moe_neuron_config",)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class FamilySupport:
         reads_rope_scaling: whether config.json's rope_scaling is applied at all.
         reads_head_dim: whether config.json's head_dim is; else hidden size over heads.
         reads_window: whether a sliding window is applied.
+        keyword_sections: what its NeuronConfig takes beside the keywords of all, as sections of
+            `nxdi_keywords`.
         since: the first SDK release whose MODEL_TYPES has it, of those in `nxdi_releases`.
     """
 
@@ -48,6 +53,7 @@ class FamilySupport:
     reads_rope_scaling: bool = False
     reads_head_dim: bool = True
     reads_window: bool = False
+    keyword_sections: tuple[str, ...] = ()
     since: str = "2.26"
 
     @property
@@ -72,19 +78,40 @@ FAMILIES: tuple[FamilySupport, ...] = (
     ),
     FamilySupport("mistral", ("mistral",), reads_head_dim=False, reads_window=True, since="2.29"),
     FamilySupport(
-        "mixtral", ("mixtral",), pads_lm_head=False, pads_embedding=False, reads_head_dim=False
+        "mixtral",
+        ("mixtral",),
+        pads_lm_head=False,
+        pads_embedding=False,
+        reads_head_dim=False,
+        keyword_sections=_EXPERTS,
     ),
     FamilySupport(
-        "dbrx", ("dbrx",), pads_lm_head=False, pads_embedding=False, reads_head_dim=False
+        "dbrx",
+        ("dbrx",),
+        pads_lm_head=False,
+        pads_embedding=False,
+        reads_head_dim=False,
+        keyword_sections=_EXPERTS,
     ),
     FamilySupport("qwen2", ("qwen2",), reads_head_dim=False),
     FamilySupport("qwen3", ("qwen3",)),
-    FamilySupport("qwen3_moe", ("qwen3_moe",), pads_lm_head=False, pads_embedding=False),
+    FamilySupport(
+        "qwen3_moe",
+        ("qwen3_moe",),
+        pads_lm_head=False,
+        pads_embedding=False,
+        keyword_sections=_EXPERTS,
+    ),
     FamilySupport(
         "gemma3", ("gemma3_text", "gemma3"), pads_embedding=False, reads_window=True, since="2.29"
     ),
     FamilySupport(
-        "gpt_oss", ("gpt_oss",), reads_rope_scaling=True, reads_window=True, since="2.27"
+        "gpt_oss",
+        ("gpt_oss",),
+        reads_rope_scaling=True,
+        reads_window=True,
+        keyword_sections=(*_EXPERTS, "gpt_oss_neuron_config"),
+        since="2.27",
     ),
     FamilySupport(
         "llama4",
@@ -92,6 +119,7 @@ FAMILIES: tuple[FamilySupport, ...] = (
         ("alone",),
         refusal="raises for Medusa, fused and any other speculation while constructing",
         reads_rope_scaling=True,
+        keyword_sections=_EXPERTS,
     ),
     FamilySupport(
         "pixtral", ("pixtral",), ("alone",), refusal="raises for fused and Medusa", since="2.28"
@@ -107,11 +135,49 @@ FAMILIES: tuple[FamilySupport, ...] = (
 
 # NxDI sets these for every Gemma 3, whatever config.json says: those of its larger sizes.
 GEMMA3_VOCAB_SIZE, GEMMA3_ROPE_FACTOR = 262208, 8.0
-# Mistral's tensors are Llama's: the Llama class runs it where its own class is too new or lacks
-# Medusa heads.
+# Mistral's tensors are Llama's, and the Llama class applies sliding_window as Mistral's does: it
+# runs it where its own class is too new or lacks Medusa heads.
 RUN_BY_LLAMA = ("mistral",)
+# Families that keep `sliding_window` positions of every layer, in turn (`kv_cache_manager.py`);
+# gpt-oss has a cache of its own.
+ROLLING_CACHE = ("llama", "mistral")
+MEDUSA_TOP_K = 10  # candidates a head in NxD's tables (`utils/medusa_utils.py`: TOPK)
+
+_PATHS: dict[str, Path] = {
+    "none": "alone",
+    "ngram": "host",
+    "suffix": "host",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "medusa": "medusa",
+}
+_WITH_TREE: dict[str, Path] = {"eagle": "eagle-tree", "medusa": "medusa"}
+
+
+def path_of(method: str, *, has_tree: bool, is_fused: bool) -> Path | None:
+    """The way through NxDI of a draft method; None where NxDI has none.
+
+    Args:
+        is_fused: of a draft model, whether it runs in the target's graph.
+    """
+    if has_tree:
+        return _WITH_TREE.get(method)
+    if method == "model":
+        return "fused" if is_fused else "unfused"
+    return _PATHS.get(method)
 
 
 def family_of(model_type: str) -> FamilySupport | None:
     """The family that a config.json names; None if NxDI has none."""
     return next((family for family in FAMILIES if model_type in family.model_types), None)
+
+
+def runner_of(model_type: str, path: Path | None, sdk: str) -> FamilySupport | None:
+    """The family whose class runs a target: its own, or Llama's in its stead; None if NxDI has
+    none for it."""
+    own = family_of(model_type)
+    if own is None or own.family not in RUN_BY_LLAMA:
+        return own
+    is_too_new = release_number(own.since) > release_number(sdk)
+    is_unable = path is not None and path not in own.paths
+    return family_of("llama") if is_too_new or is_unable else own

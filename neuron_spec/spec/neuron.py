@@ -60,6 +60,13 @@ class NeuronSpec(Section):
         default_factory=dict, description="Settings of the draft's NeuronConfig that differ."
     )
 
+    @property
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """What is passed through, by the table's name."""
+        return {
+            "config": self.config, "draft_config": self.draft_config, "sampling": self.sampling,
+        }  # fmt: skip
+
     @model_validator(mode="after")
     def _buckets_rise(self) -> NeuronSpec:
         for name in ("context_encoding_buckets", "token_generation_buckets"):

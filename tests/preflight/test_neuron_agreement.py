@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from neuron_builds import build_of, config, eagle_of
@@ -11,8 +10,7 @@ from neuron_builds import build_of, config, eagle_of
 from neuron_spec.backends.neuron.config import render
 from neuron_spec.backends.neuron.facts import CheckpointFacts, DraftFacts, TargetFacts
 from neuron_spec.backends.neuron.families import CLASSES
-from neuron_spec.backends.neuron.lengths import lengths_of
-from neuron_spec.backends.neuron.speculation import METHODS, step_length
+from neuron_spec.backends.neuron.speculation import METHODS
 from neuron_spec.errors import SpecError
 from neuron_spec.platforms.nxdi_models import FAMILIES
 from neuron_spec.preflight.neuron import check_build
@@ -29,29 +27,6 @@ TARGETS = {
     "Llama-3.1-405B": "llama-405b", "Llama-3.2-1B": "llama-1b", "vicuna-7b": "vicuna-7b",
     "Qwen3-32B": "qwen3-32b", "gpt-oss-120b": "gpt-oss-120b",
 }  # fmt: skip
-
-SHAPES: list[dict[str, Any]] = [
-    {},
-    {"method": "eagle"},
-    {"method": "eagle3", "draft_fields": {"num_draft_tokens": 1}},
-    {"method": "model", "neuron": {"bucketing": False}},
-    {"method": "ngram", "draft_fields": {"num_draft_tokens": 31}},
-    {"method": "eagle", "draft_fields": {"tree": [[rank] for rank in range(127)]}},
-    {"method": "medusa", "target": "vicuna-7b", "draft_fields": {"tree": [[0], [1], [0, 0]]}},
-    {"shape": {"max_prompt_tokens": 20, "max_total_tokens": 100}},
-    {"method": "eagle", "shape": {"max_prompt_tokens": 1500, "max_total_tokens": 3000}},
-    {"method": "model", "neuron": {"context_encoding_buckets": [256, 1024],
-                                   "token_generation_buckets": [512, 4096]}},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("fields", SHAPES)
-def test_lengths_are_those_that_are_configured(fields: dict[str, Any]) -> None:
-    build = build_of(**fields)
-    step = step_length(build.spec)
-    lengths = lengths_of(build.spec, step)
-    assert (build.step, build.cache_length) == (step, lengths.total)
-    assert build.context_buckets == (lengths.context_buckets or (lengths.context,))
 
 
 @pytest.mark.parametrize("method", DRAFT_METHODS)

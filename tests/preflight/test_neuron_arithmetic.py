@@ -13,12 +13,6 @@ from neuron_spec.preflight.neuron import check_build
 BIG = {"instance": "trn2.48xlarge", "tp_degree": 8}
 LINEAR = {"type": "linear", "factor": 2.0}
 BIASES = tuple(f"layers.0.self_attn.{part}_proj.bias" for part in "qkvo")
-KERNELS = {
-    "attn_block_tkg_nki_kernel_enabled": True,
-    "attn_block_tkg_nki_kernel_cascaded_attention": True,
-    "qkv_kernel_enabled": True,
-}
-WINDOW = {"sliding_window": 4096, "use_sliding_window": True}
 
 
 @pytest.mark.parametrize(
@@ -38,29 +32,6 @@ WINDOW = {"sliding_window": 4096, "use_sliding_window": True}
             "draft-rope-ignored",
             {"method": "model", "draft": config("qwen2-7b", rope_scaling=LINEAR)},
             {"method": "model", "draft": "qwen2-7b"},
-        ),
-        (
-            "target-window-ignored",
-            {"target": config("qwen3-32b", **WINDOW), "neuron": BIG},
-            {"target": config("qwen3-32b", sliding_window=4096), "neuron": BIG},
-        ),
-        (
-            "target-window-applied",
-            {"target": config("llama-8b", sliding_window=4096)},
-            {"target": config("llama-8b", sliding_window=None)},
-        ),
-        (
-            "window-kernel",
-            {"target": "gpt-oss-120b", "method": "eagle", "draft": eagle_of("llama-8b"),
-             "neuron": {**BIG, "tp_degree": 16, "config": {"qkv_kernel_enabled": True}}},
-            {"target": "gpt-oss-120b", "method": "eagle", "draft": eagle_of("llama-8b"),
-             "neuron": {**BIG, "tp_degree": 16, "config": KERNELS}},
-        ),
-        (
-            "window-kernel",
-            {"target": config("mistral-7b", sliding_window=4096), "method": "model"},
-            {"target": config("mistral-7b", sliding_window=4096), "method": "model",
-             "neuron": {"fused": False}},
         ),
         (
             "chunked-attention",
@@ -113,14 +84,6 @@ def test_a_rotary_embedding_that_nxdi_calls_imprecise_is_a_warning() -> None:
     (finding,) = (f for f in findings_of(target=target) if "rope" in f.code)
     assert (finding.code, finding.severity) == ("neuron-target-rope-precision", "warning")
     assert not any("rope" in code for code in codes_of(target="llama-8b"))
-
-
-def test_the_window_of_gpt_oss_says_what_is_missing() -> None:
-    fields = {"target": "gpt-oss-120b", "method": "eagle", "draft": eagle_of("llama-8b")}
-    partial = {"config": {name: KERNELS[name] for name in list(KERNELS)[::2]}}
-    (finding,) = (f for f in findings_of(**fields, neuron=partial) if "window" in f.code)
-    assert "cascaded_attention" in finding.message
-    assert "attn_block_tkg_nki_kernel_enabled" not in finding.message
 
 
 def test_gpt_oss_unpacks_its_own_format() -> None:

@@ -16,8 +16,9 @@ from tiny import change_config
 from neuron_spec.checkpoints import PreparedCheckpoint, prepare
 from neuron_spec.cli.main import cli
 from neuron_spec.errors import PreflightError
+from neuron_spec.platforms.neuron_packages import OLDEST_REAL_VERSIONS, PackageState
 from neuron_spec.preflight import Finding, check, raise_on_errors
-from neuron_spec.preflight import neuron as neuron_room
+from neuron_spec.preflight.neuron import packages
 from neuron_spec.spec import BuildSpec, load_spec
 
 CHIP = {"instance": "trn2.3xlarge", "tp_degree": 2}
@@ -141,13 +142,38 @@ def test_what_the_reference_backend_alone_drafts_with(
     raise_on_errors(findings, "reference")
 
 
-def test_the_missing_backend_is_told_until_it_is_there(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("states", "severity", "told"),
+    [
+        (
+            ("absent", "absent"),
+            "info",
+            "inference, torch-neuronx: not installed",
+        ),
+        (("ready", "absent"), "info", "torch-neuronx: not installed"),
+        (("placeholder", "absent"), "warning", "neuronx-distributed-inference 0.1: placeholder"),
+        (("ready", "too old"), "warning", "torch-neuronx 0.1: too old"),
+        (("ready", "ready"), None, ""),
+    ],
+)
+def test_what_this_machine_can_do_is_told(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    states: tuple[Any, Any],
+    severity: str | None,
+    told: str,
 ) -> None:
-    monkeypatch.setattr(neuron_room, "_BUILDER", "neuron_spec.backends.neuron.nowhere")
-    assert "neuron-backend-missing" in codes(check(written(folder)), "info")
-    monkeypatch.setattr(neuron_room, "_BUILDER", "neuron_spec.backends.reference.build")
-    assert "neuron-backend-missing" not in codes(check(written(folder)), "info")
+    def found() -> tuple[PackageState, ...]:
+        return tuple(
+            PackageState(name, state, None if state == "absent" else "0.1")
+            for name, state in zip(OLDEST_REAL_VERSIONS, states, strict=True)
+        )
+
+    monkeypatch.setattr(packages, "neuron_packages", found)
+    findings = [f for f in check(written(folder)) if f.code == "neuron-packages"]
+    assert [f.severity for f in findings] == ([severity] if severity else [])
+    assert not findings or told in findings[0].message
+    raise_on_errors(findings, "neuron")
 
 
 def test_check_ends_by_what_the_spec_is_for(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from neuron_builds import assert_found, codes_of, config, findings_of
+from neuron_builds import assert_found, codes_of, findings_of
 
 from neuron_spec.platforms.nxdi_keywords import keywords
 from neuron_spec.preflight.neuron.flags import RULES
@@ -27,8 +27,6 @@ NOT_CONVERTED = {"modules_to_not_convert": ["lm_head"]}
 MIXED = {"attention_dtype": "float32"}
 VICUNA = {"target": "vicuna-7b"}
 CORES = {"neuron": {"instance": "trn2.48xlarge", "tp_degree": 32}}  # as many as it has KV heads
-TRN1 = {"instance": "trn1.32xlarge", "sdk": "2.28", "tp_degree": 8}
-WINDOW = {"target": config("mistral-7b", sliding_window=4096)}
 
 
 def on(fields: dict[str, Any] | None = None, /, **settings: Any) -> dict[str, Any]:
@@ -71,9 +69,6 @@ CASES = [
     ("transposed-cache", on(k_cache_transposed=True, flash_decoding_enabled=True),
      on(k_cache_transposed=True)),
     ("transposed-cache", on(k_cache_transposed=True, **BLOCKS), on(**BLOCKS)),
-    ("window-chip", {**WINDOW, "neuron": TRN1}, on({**WINDOW, "neuron": TRN1},
-                                                   attn_kernel_enabled=False)),
-    ("window-chip", {**WINDOW, "neuron": TRN1}, WINDOW),
     ("attention-dp-batching", on(attention_dp_degree=2), on(TWO, attention_dp_degree=2)),
     ("async-sampling", on(async_mode=True), on(EAGLE, async_mode=True)),
     ("async-sampling", on({"method": "ngram"}, async_mode=True),
@@ -129,6 +124,8 @@ def test_flags(code: str, violation: dict[str, Any], passing: dict[str, Any]) ->
          on({"neuron": {"context_encoding_buckets": [1025]}}, qkv_kernel_enabled=True)),
         ("async-tail", "info", on(EAGLE, async_mode=True),
          on({"neuron": {"sample_on_device": True}}, async_mode=True)),
+        ("quantized-draft-kernel", "info", on(MODEL, quantized_mlp_kernel_enabled=True),
+         on({"method": "ngram"}, quantized_mlp_kernel_enabled=True)),
     ],
 )  # fmt: skip
 def test_flags_that_only_cost(
@@ -138,7 +135,8 @@ def test_flags_that_only_cost(
 
 
 def test_every_rule_has_its_violation() -> None:
-    tried = {code for code, _, _ in CASES} | {"kernels-short-bucket", "async-tail"}
+    tried = {code for code, _, _ in CASES}
+    tried |= {"kernels-short-bucket", "async-tail", "quantized-draft-kernel"}
     assert {rule.code for rule in RULES} <= tried
     assert len({rule.code for rule in RULES}) == len(RULES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from neuron_builds import assert_found, build_of, codes_of, config, findings_of
+from neuron_builds import assert_found, build_of, codes_of, config, errors_of, findings_of
 
 from neuron_spec.preflight.neuron.sharding import Heads, shard_heads
 
@@ -120,3 +120,8 @@ def test_heads_are_shared_as_nxdi_shares_them(
 ) -> None:
     model = config("llama-8b", num_attention_heads=query, num_key_value_heads=key_value)
     assert shard_heads(model, degree) == expected
+
+
+def test_bitwise_identity_is_not_promised_for_a_device() -> None:
+    assert "pin-shapes" in errors_of(verification={"pin_shapes": True})
+    assert "pin-shapes" not in codes_of()

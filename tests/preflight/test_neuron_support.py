@@ -24,6 +24,9 @@ TRN1 = {"instance": "trn1.32xlarge", "sdk": "2.28", "tp_degree": 8}
 BIG = {"instance": "trn2.48xlarge", "tp_degree": 16}
 
 
+GEMMA = config("gemma3-27b", num_hidden_layers=2)
+
+
 def neuron(**fields: Any) -> dict[str, Any]:
     return {"neuron": fields}
 
@@ -66,6 +69,11 @@ def neuron(**fields: Any) -> dict[str, Any]:
             "draft-family",
             {"method": "model", "draft": config("llama-1b", model_type="llama4_text")},
             {"method": "model", "draft": "llama-1b"},
+        ),
+        (
+            "draft-family-release",
+            {"method": "model", "draft": GEMMA, **neuron(sdk="2.28")},
+            {"method": "model", "draft": GEMMA, **neuron(sdk="2.29")},
         ),
     ],
 )

@@ -14,16 +14,14 @@ from typing import Any
 from neuron_spec.backends.neuron.choice import HEADS_OF_LLAMA, draft_choice, target_choice
 from neuron_spec.backends.neuron.facts import NOTHING_KNOWN, CheckpointFacts
 from neuron_spec.backends.neuron.families import LLAMA, ModelClasses
-from neuron_spec.backends.neuron.lengths import Lengths, length_faults, lengths_of
+from neuron_spec.backends.neuron.lengths import length_faults, length_settings
 from neuron_spec.backends.neuron.refusals import method_faults, speculation_faults
-from neuron_spec.backends.neuron.settings import (
-    Setting,
-    Settings,
-    pass_through_faults,
-    passed_through,
-)
-from neuron_spec.backends.neuron.speculation import Speculation, speculation_of, step_length
+from neuron_spec.backends.neuron.settings import Setting, Settings, passed_through
+from neuron_spec.backends.neuron.speculation import Speculation, speculation_of
 from neuron_spec.errors import SpecError
+from neuron_spec.platforms.nxdi_models import family_of
+from neuron_spec.platforms.nxdi_pass_through import pass_through_faults
+from neuron_spec.spec.graphs import Lengths, lengths_of, step_length
 from neuron_spec.spec.neuron import NeuronSpec
 from neuron_spec.spec.schema import BuildSpec
 
@@ -147,7 +145,8 @@ def render(spec: BuildSpec, facts: CheckpointFacts = NOTHING_KNOWN) -> NxdiConfi
     speculation, step = speculation_of(spec, facts), step_length(spec)
     lengths = lengths_of(spec, step)
     target, draft = target_choice(spec, facts), draft_choice(spec, facts)
-    experts = target.classes.has_experts if target.classes else None
+    family = family_of(target.classes.family) if target.classes else None
+    foreign = pass_through_faults(spec.neuron.tables, spec.neuron.sdk, family)
     _raise(
         spec,
         [
@@ -155,13 +154,18 @@ def render(spec: BuildSpec, facts: CheckpointFacts = NOTHING_KNOWN) -> NxdiConfi
             *speculation_faults(spec, speculation, facts),
             *length_faults(spec, lengths, step),
             *_sequence_parallel_faults(spec, lengths, speculation),
-            *pass_through_faults(spec, has_experts=experts),
+            *(fault.message for fault in foreign),
             *_contradictions("config", spec.neuron.config, speculation.target),
             *_contradictions("draft_config", spec.neuron.draft_config, speculation.draft or {}),
         ],
     )
     assert target.classes is not None
-    settings = {**_basics(spec), **lengths.settings, **passed_through(spec), **speculation.target}
+    settings = {
+        **_basics(spec),
+        **length_settings(lengths),
+        **passed_through(spec),
+        **speculation.target,
+    }
     return NxdiConfig(
         target.classes,
         settings,
@@ -199,7 +203,7 @@ def _sequence_parallel_faults(
     assert neuron is not None
     if not {**passed_through(spec), **speculation.target}.get(name, Setting(False)).value:
         return
-    for bucket in lengths.context_buckets or (lengths.context,):
+    for bucket in lengths.prompt_graphs:
         if bucket % neuron.tp_degree:
             yield (
                 f"{name}: a prompt graph of {bucket} positions cannot be shared by "

@@ -12,12 +12,10 @@ class TargetFacts:
     Attributes:
         model_type: as in config.json; None if the checkpoint is not here.
         directory: where it lies; None if it is not here.
-        has_sliding_window: whether its attention is windowed; None if unknown.
     """
 
     model_type: str | None = None
     directory: str | None = None
-    has_sliding_window: bool | None = None
 
 
 @dataclass(frozen=True)

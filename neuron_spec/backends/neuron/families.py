@@ -18,13 +18,11 @@ class ModelClasses:
         family: key of NxDI's MODEL_TYPES.
         causal_lm: the application class, which compiles and loads.
         model: the module class inside it (`_model_cls`), what FusedSpecNeuronConfig calls worker.
-        has_experts: whether its NeuronConfig is MoENeuronConfig.
     """
 
     family: str
     causal_lm: str
     model: str
-    has_experts: bool = False
 
     @property
     def module(self) -> str:
@@ -32,9 +30,9 @@ class ModelClasses:
         return f"{_MODELS}.{self.family}.modeling_{self.family}"
 
 
-def _family(family: str, name: str, *, inner: str = "", has_experts: bool = False) -> ModelClasses:
+def _family(family: str, name: str, *, inner: str = "") -> ModelClasses:
     model = inner or f"Neuron{name}Model"
-    return ModelClasses(family, f"Neuron{name}ForCausalLM", model, has_experts)
+    return ModelClasses(family, f"Neuron{name}ForCausalLM", model)
 
 
 LLAMA = _family("llama", "Llama")
@@ -43,13 +41,13 @@ LLAMA = _family("llama", "Llama")
 CLASSES: dict[str, ModelClasses] = {
     "llama": LLAMA,
     "mistral": _family("mistral", "Mistral"),
-    "mixtral": _family("mixtral", "Mixtral", has_experts=True),
-    "dbrx": _family("dbrx", "Dbrx", has_experts=True),
+    "mixtral": _family("mixtral", "Mixtral"),
+    "dbrx": _family("dbrx", "Dbrx"),
     "qwen2": _family("qwen2", "Qwen2"),
     "qwen3": _family("qwen3", "Qwen3"),
-    "qwen3_moe": _family("qwen3_moe", "Qwen3Moe", has_experts=True),
+    "qwen3_moe": _family("qwen3_moe", "Qwen3Moe"),
     "gemma3": _family("gemma3", "Gemma3", inner="NeuronGemma3TextModel"),
-    "gpt_oss": _family("gpt_oss", "GptOss", has_experts=True),
+    "gpt_oss": _family("gpt_oss", "GptOss"),
 }
 
 # What the makers' names say where no config.json is at hand; the first that is found counts.

@@ -58,11 +58,7 @@ def facts_of(spec: BuildSpec, target: Path | None, draft: Path | None) -> Checkp
 
 def _target_facts(directory: Path) -> TargetFacts:
     raw = read_raw_config(directory)
-    return TargetFacts(
-        model_type=raw.get("model_type"),
-        directory=str(directory),
-        has_sliding_window=raw.get("sliding_window") is not None,
-    )
+    return TargetFacts(raw.get("model_type"), str(directory))
 
 
 def _draft_facts(method: str, directory: Path) -> DraftFacts:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neuron_spec.backends.neuron.facts import CheckpointFacts
-from neuron_spec.backends.neuron.speculation import MEDUSA_TOP_K, METHODS, Speculation, tree_of
+from neuron_spec.backends.neuron.speculation import METHODS, Speculation
+from neuron_spec.platforms.nxdi_models import MEDUSA_TOP_K
+from neuron_spec.spec.graphs import tree_of
 from neuron_spec.spec.schema import BuildSpec
 
 _TREE_METHODS = ("eagle", "medusa")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from neuron_spec.backends.neuron.facts import CheckpointFacts
 from neuron_spec.backends.neuron.settings import Setting, Settings
+from neuron_spec.platforms.nxdi_models import MEDUSA_TOP_K
+from neuron_spec.spec.graphs import step_length, tree_of
 from neuron_spec.spec.schema import BuildSpec
 from neuron_spec.trees import Tree
 
@@ -32,19 +34,6 @@ class Speculation:
     verifies_on_device: bool = False
     sampling: Settings = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
-
-
-def tree_of(spec: BuildSpec) -> Tree:
-    """The drafted tree; a chain is the tree of one branch."""
-    if spec.draft.tree:
-        return Tree.from_paths(spec.draft.tree).first(spec.num_draft_tokens)
-    return Tree.chain(spec.num_draft_tokens)
-
-
-def step_length(spec: BuildSpec) -> int:
-    """Positions that the target scores in one step: k + 1, the nodes of a tree, 1 without a draft;
-    NxDI's speculation_length."""
-    return tree_of(spec).num_nodes
 
 
 def speculation_of(spec: BuildSpec, facts: CheckpointFacts) -> Speculation:
@@ -134,16 +123,15 @@ def _eagle_draft() -> Settings:
     }
 
 
-MEDUSA_TOP_K = 10
-
-
 def _medusa(spec: BuildSpec, facts: CheckpointFacts) -> Speculation:
     tree, known = tree_of(spec), facts.draft.num_medusa_heads
     heads = tree.max_depth if known is None else known
     target = {
         "is_medusa": Setting(True),
         "medusa_speculation_length": Setting(
-            tree.num_nodes, "nodes of the tree with its root: NxD's tables have no other size"
+            step_length(spec),
+            "the tree's nodes, its root, and a node at position 0 that nobody sees, where the "
+            "graph begins to gather (models/model_base.py); NxDI's own loop would have none",
         ),
         "num_medusa_heads": Setting(heads, "" if known is None else "heads in the prepared file"),
         "medusa_tree": Setting([list(path) for path in tree.paths]),

@@ -6,8 +6,6 @@ rules are written down here: one function or row a rule, each with its source.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from neuron_spec.checkpoints.formats import medusa
 from neuron_spec.checkpoints.identify import Identity
 from neuron_spec.preflight.findings import Finding
@@ -17,30 +15,33 @@ from neuron_spec.preflight.neuron import (
     flags,
     keywords,
     memory,
+    packages,
     parallelism,
+    runner,
     sampling,
     shapes,
     support,
     trees,
+    windows,
 )
 from neuron_spec.preflight.neuron.build import NeuronBuild
-from neuron_spec.preflight.neuron.findings import Constraint, info
+from neuron_spec.preflight.neuron.findings import Constraint
 from neuron_spec.spec.schema import BuildSpec
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     *support.CONSTRAINTS,
     *arithmetic.CONSTRAINTS,
+    *windows.CONSTRAINTS,
     *keywords.CONSTRAINTS,
     *flags.CONSTRAINTS,
     *trees.CONSTRAINTS,
     *sampling.CONSTRAINTS,
+    *runner.CONSTRAINTS,
     *shapes.CONSTRAINTS,
     *parallelism.CONSTRAINTS,
     *memory.CONSTRAINTS,
     *behaviours.CONSTRAINTS,
 )
-# Looked up by name: the preflight knows no backend.
-_BUILDER = "neuron_spec.backends.neuron.build"
 
 
 def check_neuron(
@@ -57,7 +58,21 @@ def check_neuron(
     """
     if spec.neuron is None:
         return []
-    build = NeuronBuild(
+    return [
+        *packages.check_packages(),
+        *check_build(neuron_build(spec, target, draft, target_type)),
+    ]
+
+
+def neuron_build(
+    spec: BuildSpec,
+    target: Identity | None,
+    draft: Identity | None,
+    target_type: str | None = None,
+) -> NeuronBuild:
+    """The build of a spec with a [neuron] table, with what is known of its models."""
+    assert spec.neuron is not None
+    return NeuronBuild(
         spec,
         spec.neuron,
         target=target.config if target else None,
@@ -67,7 +82,6 @@ def check_neuron(
         draft_names=frozenset(draft.names if draft else ()),
         num_medusa_heads=_num_medusa_heads(draft),
     )
-    return [*_missing_backend(), *check_build(build)]
 
 
 def check_build(build: NeuronBuild) -> list[Finding]:
@@ -79,17 +93,3 @@ def _num_medusa_heads(draft: Identity | None) -> int | None:
     if draft is None or draft.family != medusa.FAMILY:
         return None
     return medusa.num_heads(draft.shapes)
-
-
-def _missing_backend() -> list[Finding]:
-    if find_spec(_BUILDER) is not None:
-        return []
-    return [
-        info(
-            "backend-missing",
-            "this version checks builds for Neuron and does not compile them yet; compile builds "
-            "for the reference backend",
-            "nothing to do",
-            "neuron_spec.backends",
-        )
-    ]

@@ -6,43 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_spec.checkpoints.model_config import ModelConfig
-from neuron_spec.platforms.nxdi_models import (
-    GEMMA3_ROPE_FACTOR,
-    GEMMA3_VOCAB_SIZE,
-    FamilySupport,
-)
+from neuron_spec.platforms.nxdi_models import GEMMA3_ROPE_FACTOR, GEMMA3_VOCAB_SIZE
 from neuron_spec.preflight.findings import Finding
 from neuron_spec.preflight.neuron.build import NeuronBuild
 from neuron_spec.preflight.neuron.findings import Constraint, error, warning
 
-_FUSED_WINDOW = (
-    "NxDI models/model_base.py _create_windowed_attn_mask_spec_decode, "
-    "modules/attention/attention_base.py"
-)
-
-
-def _models(build: NeuronBuild) -> Iterator[tuple[str, ModelConfig, FamilySupport]]:
-    """Role, config and family of every decoder that NxDI would run."""
-    if build.target is not None and build.family is not None:
-        yield "target", build.target, build.family
-    if build.has_draft_model and build.draft is not None and build.draft_family is not None:
-        yield "draft", build.draft, build.draft_family
-
-
-_WINDOWED = ("mistral", "gpt_oss", "gemma3_text")  # whose window is used without a flag saying so
-
-
-def _window(config: ModelConfig) -> int | None:
-    """The sliding window that the model was trained with."""
-    if config.model_type in _WINDOWED:
-        return config.raw.get("sliding_window")
-    return config.sliding_window
-
 
 def check_rope(build: NeuronBuild) -> Iterator[Finding]:
     """Only Llama's and gpt-oss's classes read rope_scaling; the others rotate without scaling."""
-    for role, config, family in _models(build):
+    for role, config, family in build.decoders:
         if config.rope_kind == "default":
             continue
         if not family.reads_rope_scaling and family.family != "gemma3":
@@ -63,54 +35,9 @@ def check_rope(build: NeuronBuild) -> Iterator[Finding]:
             )
 
 
-def check_window(build: NeuronBuild) -> Iterator[Finding]:
-    """A sliding window that the class leaves out."""
-    for role, config, family in _models(build):
-        if _window(config) is None or family.reads_window:
-            continue
-        yield error(
-            f"{role}-window-ignored",
-            f"the {role}'s sliding_window {_window(config)} is not applied by NxDI's "
-            f"'{family.family}' class: beyond it the output would be another model's",
-            f"set use_sliding_window to false in a copy if the {role} was trained without it, or "
-            f"use another {role}",
-            family.source,
-        )
-
-
-def check_window_applied(build: NeuronBuild) -> Iterator[Finding]:
-    """The Llama class applies a field that Llama itself, in transformers, does not read."""
-    for role, config, family in _models(build):
-        stray = config.raw.get("sliding_window")
-        if family.family == config.model_type == "llama" and stray:
-            yield error(
-                f"{role}-window-applied",
-                f"the {role}'s config.json has sliding_window {stray}, which transformers' Llama "
-                "does not read and NxDI's applies",
-                "set sliding_window to null in a copy of the directory",
-                "NxDI models/llama/modeling_llama.py NeuronLlamaAttention",
-            )
-
-
-def check_window_kernel(build: NeuronBuild) -> Iterator[Finding]:
-    """Fused speculation with a window needs the cascaded token-generation kernel."""
-    kernels = ("attn_block_tkg_nki_kernel_enabled", "attn_block_tkg_nki_kernel_cascaded_attention")
-    missing = [name for name in kernels if not build.settings.get(name)]
-    for role, config, family in _models(build):
-        if not (build.is_fused and missing and family.reads_window and _window(config)):
-            continue
-        yield error(
-            "window-kernel",
-            f"the {role} has a sliding window of {_window(config)}: fused speculation "
-            f"asserts {' and '.join(missing)}",
-            "set them in [neuron.config], with qkv_kernel_enabled",
-            _FUSED_WINDOW,
-        )
-
-
 def check_chunked_attention(build: NeuronBuild) -> Iterator[Finding]:
     """Llama 4's chunked attention takes no speculation."""
-    for role, config, _ in _models(build):
+    for role, config, _ in build.decoders:
         if build.spec.speculates and config.raw.get("attention_chunk_size"):
             yield error(
                 "chunked-attention",
@@ -123,7 +50,7 @@ def check_chunked_attention(build: NeuronBuild) -> Iterator[Finding]:
 
 def check_head_dim(build: NeuronBuild) -> Iterator[Finding]:
     """Heads whose size the class derives instead of reading it."""
-    for role, config, family in _models(build):
+    for role, config, family in build.decoders:
         derived = config.hidden_size // config.num_attention_heads
         if family.reads_head_dim or config.head_dim == derived:
             continue
@@ -138,7 +65,7 @@ def check_head_dim(build: NeuronBuild) -> Iterator[Finding]:
 
 def check_gemma3(build: NeuronBuild) -> Iterator[Finding]:
     """Gemma 3's class overwrites fields of config.json with those of the larger sizes."""
-    for role, config, family in _models(build):
+    for role, config, family in build.decoders:
         if family.family != "gemma3":
             continue
         factor = (config.rope_scaling or {}).get("factor", 1)
@@ -193,9 +120,6 @@ def check_quantized_target(build: NeuronBuild) -> Iterator[Finding]:
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     check_rope,
-    check_window,
-    check_window_applied,
-    check_window_kernel,
     check_chunked_attention,
     check_head_dim,
     check_gemma3,

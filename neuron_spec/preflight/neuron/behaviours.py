@@ -13,7 +13,7 @@ from typing import Literal
 from neuron_spec.platforms.nxdi_models import EAGLES, FUSED, Path
 from neuron_spec.preflight.findings import Finding
 from neuron_spec.preflight.neuron.build import NeuronBuild
-from neuron_spec.preflight.neuron.findings import Constraint, info
+from neuron_spec.preflight.neuron.findings import Constraint, info, warning
 
 By = Literal["constraint", "config", "runner", "device"]
 _SOURCE = "NxDI 0.9.0 recorded on a CPU, without a Neuron device or compiler"
@@ -40,7 +40,7 @@ class Behaviour:
 
 _SPECULATING: tuple[Path, ...] = ("host", "unfused", *FUSED, "medusa")
 BEHAVIOURS: tuple[Behaviour, ...] = (
-    Behaviour(1, ("fused", "eagle", "eagle3"), "device",
+    Behaviour(1, ("fused", "eagle", "eagle3", "medusa"), "device",
               "greedy output equals the target's alone, which was recorded in float32"),
     Behaviour(2, _SPECULATING, "runner",
               "NxDI's loop ends up to a step before the limit; the cache has room for a whole "
@@ -74,12 +74,13 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour(12, ("eagle-tree",), "constraint",
               "trees are greedy and end at one depth",
               ("neuron-tree-leaf-depths", "neuron-rule")),
-    Behaviour(13, ("medusa",), "device",
-              "a step gathers hidden states from the smallest position id on, out of range on a "
-              "CPU"),
-    Behaviour(14, ("medusa",), "device",
-              "entries of accepted tokens are moved in the cache for one step and not stored, so "
-              "that output departed from greedy; counting by non-zero ids is not used",
+    Behaviour(13, ("medusa",), "runner",
+              "a Medusa step gathers hidden states from the smallest position id on: the graph has "
+              "a node more, which the runner puts at position 0"),
+    Behaviour(14, ("medusa",), "runner",
+              "entries of accepted tokens are moved in the cache for one step and not stored: the "
+              "runner moves none, stores the likeliest branch where it belongs, and runs again "
+              "what was accepted beside it; tokens are not counted by non-zero ids",
               ("neuron-medusa-top-k", "neuron-medusa-cache")),
     Behaviour(15, ("unfused",), "runner",
               "the first step's proposals are shifted by one, and one request runs at a time",
@@ -107,7 +108,12 @@ CONFIGURED: tuple[Behaviour, ...] = (
     Behaviour(0, ("host", "unfused"), "runner",
               "the speculation graph is all there is: every step has exactly k + 1 inputs"),
     Behaviour(0, ("alone", *_SPECULATING), "runner",
+              "a prompt of one token is padded by the runner: NxDI would read the output of its "
+              "own padding"),
+    Behaviour(0, ("alone", *_SPECULATING), "runner",
               "models are named by directory, never by hub id, which tied embeddings need"),
+    Behaviour(0, ("unfused",), "runner",
+              "end of sequence and padding are the engine's: NxDI's own loop would need both ids"),
 )  # fmt: skip
 
 
@@ -126,17 +132,18 @@ def check_behaviours(build: NeuronBuild) -> Iterator[Finding]:
 
 
 def check_medusa_cache(build: NeuronBuild) -> Iterator[Finding]:
-    """A build that may emit other tokens than the target is not passed in silence."""
+    """The output is the target's by inputs that NxDI's own loop does not give."""
     if build.path == "medusa":
-        yield Finding(
-            "neuron-medusa-cache",
-            "warning",
-            "on a CPU, NxDI's Medusa graph did not store the cache entries of accepted tokens, and "
-            "its output departed from greedy after a step that accepted a branch; whether a device "
-            "does the same is not known",
-            "run the on-instance smoke test and neuron-spec verify before serving, or use eagle",
+        yield warning(
+            "medusa-cache",
+            "NxDI's own Medusa loop does not store the cache entries of accepted tokens, and its "
+            "output departed from greedy after a step that accepted a side branch; this package's "
+            "runner gives the graph other inputs, which keep them (shown on a CPU, on no device "
+            "yet). NxDI's loop, and so vLLM, would not: they cannot run this build, whose graph "
+            "has a node more than the tree",
+            "open the artifact with this package only, and run the on-instance smoke test and "
+            "neuron-spec verify before serving; or use eagle",
             _SOURCE,
-            "neuron",
         )
 
 

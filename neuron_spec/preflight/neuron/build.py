@@ -1,8 +1,4 @@
-"""What a spec with a [neuron] table would be built as: the numbers that the constraints compare.
-
-The same decisions as the Neuron backend's configuration takes, in as far as a constraint depends on
-them; a test keeps the two together.
-"""
+"""What a spec with a [neuron] table would be built as: the numbers that the constraints compare."""
 
 from __future__ import annotations
 
@@ -13,29 +9,21 @@ from typing import Any
 
 from neuron_spec.checkpoints.model_config import ModelConfig
 from neuron_spec.platforms.instances import INSTANCES, Instance
-from neuron_spec.platforms.nxdi_keywords import faults_of, keywords, release_number
+from neuron_spec.platforms.nxdi_keywords import faults_of
 from neuron_spec.platforms.nxdi_models import (
     EAGLES,
     FUSED,
-    RUN_BY_LLAMA,
     FamilySupport,
     Path,
     family_of,
+    path_of,
+    runner_of,
 )
+from neuron_spec.platforms.nxdi_pass_through import family_keywords
+from neuron_spec.spec.graphs import Lengths, lengths_of, needed_positions, step_length, tree_of
 from neuron_spec.spec.neuron import NeuronSpec
 from neuron_spec.spec.schema import BuildSpec
 from neuron_spec.trees import Tree
-
-TILE = 128  # NxDI tiles the KV cache of fused graphs by so many positions, and whole tiles only
-
-_PATHS: dict[str, Path] = {
-    "none": "alone",
-    "ngram": "host",
-    "suffix": "host",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "medusa": "medusa",
-}
 
 
 @dataclass(frozen=True)
@@ -64,13 +52,7 @@ class NeuronBuild:
         draft = self.spec.draft
         if draft.dynamic_tree or draft.vocabulary == "intersection":
             return None
-        if draft.tree and draft.method not in ("eagle", "medusa"):
-            return None
-        if draft.method == "model":
-            return "fused" if self.neuron.fused else "unfused"
-        if draft.method == "eagle" and draft.tree:
-            return "eagle-tree"
-        return _PATHS.get(draft.method)
+        return path_of(draft.method, has_tree=bool(draft.tree), is_fused=self.neuron.fused)
 
     @property
     def is_fused(self) -> bool:
@@ -111,61 +93,59 @@ class NeuronBuild:
     @cached_property
     def tree(self) -> Tree:
         """The drafted tree; a chain is the tree of one branch."""
-        if self.spec.draft.tree:
-            return Tree.from_paths(self.spec.draft.tree).first(self.spec.num_draft_tokens)
-        return Tree.chain(self.spec.num_draft_tokens)
+        return tree_of(self.spec)
 
     @property
     def step(self) -> int:
-        """Positions that the target scores in one step: k + 1, or the nodes of the tree."""
-        return self.tree.num_nodes
+        """Positions of a step's graph."""
+        return step_length(self.spec)
 
     @property
     def needed_positions(self) -> int:
         """Room for a whole step behind the last token of the longest request."""
-        return self.spec.shape.max_total_tokens + (self.step if self.spec.speculates else 0)
+        return needed_positions(self.spec, self.step)
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """Of the KV cache and of all graphs."""
+        return lengths_of(self.spec, self.step)
 
     @property
     def cache_length(self) -> int:
         """Positions of the KV cache."""
-        if given := self.neuron.token_generation_buckets:
-            return given[-1]
-        return self.needed_positions if self.needed_positions <= TILE else _tiled(self)
+        return self.lengths.total
 
     @property
     def context_buckets(self) -> tuple[int, ...]:
         """Lengths of the prompt graphs, shortest first."""
-        if given := self.neuron.context_encoding_buckets:
-            return given
-        prompt = -(-self.spec.shape.max_prompt_tokens // TILE) * TILE
-        longest = min(self.cache_length, prompt)
-        if not self.neuron.bucketing:
-            return (longest,)
-        return tuple(length for length in _powers(longest) if length != self.step)
+        return self.lengths.prompt_graphs
 
     @property
     def family(self) -> FamilySupport | None:
         """NxDI's family of the target, or Llama's where that runs it; None if unknown."""
-        own = family_of(self.target_type) if self.target_type else None
-        if own is None or own.family not in RUN_BY_LLAMA:
-            return own
-        is_too_new = release_number(own.since) > release_number(self.neuron.sdk)
-        return family_of("llama") if is_too_new or self.path == "medusa" else own
+        if self.target_type is None:
+            return None
+        return runner_of(self.target_type, self.path, self.neuron.sdk)
 
     @property
     def draft_family(self) -> FamilySupport | None:
         """NxDI's family of the second model: EAGLE drafts exist as Llama classes only."""
         if self.is_eagle:
             return family_of("llama")
-        return family_of(self.draft_type) if self.draft_type else None
+        return runner_of(self.draft_type, None, self.neuron.sdk) if self.draft_type else None
 
     @cached_property
     def keywords(self) -> Mapping[str, Any]:
-        """Keyword -> default of NeuronConfig, or of MoENeuronConfig where there may be experts."""
-        raw = self.target.raw if self.target else {"num_experts": None}
-        may_have_experts = any(name in raw for name in ("num_experts", "num_local_experts"))
-        experts = keywords("moe_neuron_config", self.neuron.sdk) if may_have_experts else {}
-        return {**keywords("neuron_config", self.neuron.sdk), **experts}
+        """Keyword -> default of the family's NeuronConfig; of all families where it is unknown."""
+        return family_keywords(self.neuron.sdk, self.family)
+
+    @property
+    def decoders(self) -> Iterator[tuple[str, ModelConfig, FamilySupport]]:
+        """Role, config and family of every decoder that NxDI would run."""
+        if self.target is not None and self.family is not None:
+            yield "target", self.target, self.family
+        if self.has_draft_model and self.draft is not None and self.draft_family is not None:
+            yield "draft", self.draft, self.draft_family
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -180,15 +160,3 @@ class NeuronBuild:
             "sequence_parallel_enabled": self.path == "eagle3",
             **{k: v for k, v in given.items() if not any(faults_of({k: v}, known))},
         }
-
-
-def _tiled(build: NeuronBuild) -> int:
-    return -(-build.needed_positions // TILE) * TILE
-
-
-def _powers(length: int) -> Iterator[int]:
-    """From 128; one that is nearly the length would be no gain."""
-    for shift in range(length.bit_length()):
-        if 4 * (TILE << shift) <= 3 * length:
-            yield TILE << shift
-    yield length

@@ -153,6 +153,12 @@ RULES: tuple[Rule, ...] = (
         "AWS Neuron documentation, NxD Inference API guide",
     ),
     Rule(
+        "quantized-draft-kernel",
+        lambda b, s: s.get("quantized_mlp_kernel_enabled") and b.is_fused,
+        "quantized_mlp_kernel_enabled counts for the target: NxDI switches it off for the draft",
+        "nothing to do", f"{_BASE} NeuronFusedSpecModel", "info",
+    ),
+    Rule(
         "chunked-prefill", lambda b, s: s.get("chunked_prefill_config") is not None,
         "chunked_prefill_config raises NotImplementedError in every model",
         "leave chunked_prefill_config out", f"{_BASE} NeuronBaseForCausalLM",
@@ -184,14 +190,6 @@ RULES: tuple[Rule, ...] = (
         and (s.get("flash_decoding_enabled") or s.get("is_block_kv_layout")),
         "k_cache_transposed with flash decoding or a block KV layout: AssertionError",
         "leave k_cache_transposed out", _CONFIG,
-    ),
-    Rule(
-        "window-chip",
-        lambda b, s: b.instance is not None and b.instance.family == "trn1"
-        and b.target is not None and b.target.sliding_window
-        and (s.get("attn_kernel_enabled") is not False),
-        "the attention kernel takes no sliding window on trn1: AssertionError where it is used",
-        "set attn_kernel_enabled to false", "NxDI modules/attention/attention_base.py",
     ),
     Rule(
         "attention-dp-batching",

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neuron_spec.checkpoints.model_config import ModelConfig
-from neuron_spec.preflight.neuron.build import TILE, NeuronBuild
+from neuron_spec.platforms.nxdi_models import ROLLING_CACHE
+from neuron_spec.preflight.neuron.build import NeuronBuild
 from neuron_spec.preflight.neuron.sharding import padded, shard_heads
+from neuron_spec.spec.graphs import TILE
 
 GIB = 1 << 30
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -151,7 +153,7 @@ def _cache_lengths(config: ModelConfig, build: NeuronBuild) -> list[int]:
         kept = window + build.step - 2 if build.is_fused else window - 1
         kept = (kept // TILE + 1) * TILE
         return [kept if layer % 2 == 0 else length for layer in range(config.num_hidden_layers)]
-    if config.sliding_window and config.model_type in ("llama", "mistral"):
+    if config.sliding_window and config.model_type in ROLLING_CACHE:
         length = config.sliding_window
     return [length] * config.num_hidden_layers
 

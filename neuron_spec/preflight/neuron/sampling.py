@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neuron_spec.platforms.nxdi_keywords import release_number
-from neuron_spec.platforms.nxdi_models import Path
+from neuron_spec.platforms.nxdi_models import MEDUSA_TOP_K, Path
 from neuron_spec.preflight.findings import Finding
 from neuron_spec.preflight.neuron.build import NeuronBuild
 from neuron_spec.preflight.neuron.findings import Constraint, error, listed, warning
-from neuron_spec.preflight.neuron.trees import MEDUSA_TOP_K
 
 _SAMPLER = "NxDI modules/generation/sampling.py"
 _BASE = "NxDI models/model_base.py"

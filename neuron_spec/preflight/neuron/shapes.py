@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neuron_spec.preflight.findings import Finding
-from neuron_spec.preflight.neuron.build import TILE, NeuronBuild
+from neuron_spec.preflight.neuron.build import NeuronBuild
 from neuron_spec.preflight.neuron.findings import Constraint, error, info, listed, warning
+from neuron_spec.spec.graphs import TILE
 
 _CONFIG = "NxDI models/config.py"
 _BUCKET = "NxDI models/model_wrapper.py _get_seq_bucket"
@@ -133,6 +134,19 @@ def check_load_bands(build: NeuronBuild) -> Iterator[Finding]:
     )
 
 
+def check_pinned_shapes(build: NeuronBuild) -> Iterator[Finding]:
+    """Graphs have fixed shapes anyway, but which one runs follows the longest running request."""
+    if build.spec.verification.pin_shapes:
+        yield error(
+            "pin-shapes",
+            "verification.pin_shapes promises bitwise the same logits for every k, which is "
+            "checked for the reference backend only: on a device the token-generation bucket, and "
+            "with it the order of sums, follows the longest request of the batch",
+            "leave verification.pin_shapes out, and measure with neuron-spec verify",
+            _BUCKET,
+        )
+
+
 CONSTRAINTS: tuple[Constraint, ...] = (
     check_context_buckets,
     check_token_buckets,
@@ -140,4 +154,5 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     check_tiling,
     check_batch,
     check_load_bands,
+    check_pinned_shapes,
 )

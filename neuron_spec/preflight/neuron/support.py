@@ -8,7 +8,7 @@ from neuron_spec.checkpoints.formats import eagle3
 from neuron_spec.errors import nearest
 from neuron_spec.platforms.instances import INSTANCES, LNC_SOURCE
 from neuron_spec.platforms.nxdi_keywords import release_number
-from neuron_spec.platforms.nxdi_models import FAMILIES, family_of
+from neuron_spec.platforms.nxdi_models import FAMILIES
 from neuron_spec.platforms.nxdi_releases import (
     END_OF_SUPPORT,
     END_OF_SUPPORT_SOURCE,
@@ -167,8 +167,16 @@ def check_draft_family(build: NeuronBuild) -> Iterator[Finding]:
     kind = build.draft_type
     if kind is None or not build.has_draft_model or build.is_eagle:
         return
-    family = family_of(kind)
-    if family is None or "fused" not in family.paths:
+    family, sdk = build.draft_family, build.neuron.sdk
+    if family is not None and release_number(family.since) > release_number(sdk):
+        yield error(
+            "draft-family-release",
+            f"NxDI has '{family.family}', of the draft, since SDK {family.since}, neuron.sdk is "
+            f"{sdk}",
+            f"set neuron.sdk to {family.since}, or use another draft",
+            _MODEL_TYPES,
+        )
+    elif family is None or "fused" not in family.paths:
         yield error(
             "draft-family",
             f"NxDI cannot draft with a model of model_type '{kind}'",

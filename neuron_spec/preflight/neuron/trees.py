@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from neuron_spec.platforms.nxdi_models import MEDUSA_TOP_K
 from neuron_spec.preflight.findings import Finding
 from neuron_spec.preflight.neuron.build import NeuronBuild
 from neuron_spec.preflight.neuron.findings import Constraint, error, listed
 
-MEDUSA_TOP_K = 10
 _MEDUSA_TABLES = "NxD utils/medusa_utils.py generate_medusa_buffers (TOPK = 10)"
 _TOKEN_TREE = "NxDI modules/eagle/token_tree.py"
 

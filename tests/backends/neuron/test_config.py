@@ -108,15 +108,15 @@ CASES: dict[str, tuple[BuildSpec, DraftFacts, dict[str, tuple[Any, Any]]]] = {
     "medusa": (
         make_spec(
             "medusa", draft={"tree": [[0], [1], [0, 0]]},
-            shape={"max_prompt_tokens": 60, "max_total_tokens": 60},
+            shape={"max_prompt_tokens": 59, "max_total_tokens": 59},
             neuron={"sampling": {"top_k": 10}},
         ),
         DraftFacts("llama", "medusa", num_medusa_heads=4),
         {
-            # Recorded for parsing only: NxD's tables have one row a node, 3 and the root.
-            "medusa_speculation_length": (4, 64),
+            # Recorded for parsing only: 3 nodes, the root, and the node at position 0.
+            "medusa_speculation_length": (5, 64),
             # None was recorded, and the loop of NxDI's adapter cannot count to it.
-            "max_new_tokens": (59, None),
+            "max_new_tokens": (58, None),
             # 256 was recorded, and NxD's tables take 10 candidates a head.
             "on_device_sampling_config": (
                 {"global_topk": 10}, {"global_topk": 256},
@@ -296,13 +296,13 @@ def test_fewer_drafts_than_the_tree_has_are_its_first_nodes() -> None:
     spec = make_spec("medusa", draft={"tree": PATHS, "num_draft_tokens": 3})
     arguments = render(spec, CheckpointFacts(LLAMA)).neuron_arguments
     assert arguments["medusa_tree"] == PATHS[:3]
-    assert arguments["medusa_speculation_length"] == 4
+    assert arguments["medusa_speculation_length"] == 5
 
 
 def test_a_medusa_chain_is_a_tree_of_one_branch() -> None:
     config = render(make_spec("medusa", draft={"num_draft_tokens": 3}), CheckpointFacts(LLAMA))
     assert config.neuron_config["medusa_tree"].value == [[0], [0, 0], [0, 0, 0]]
-    assert config.neuron_config["medusa_speculation_length"].value == 4
+    assert config.neuron_config["medusa_speculation_length"].value == 5
     assert config.neuron_config["num_medusa_heads"].value == 3
     assert any("num_medusa_heads 3" in assumption for assumption in config.assumptions)
 
@@ -351,14 +351,15 @@ def test_a_family_that_cannot_speculate_is_refused() -> None:
 
 
 def test_mistral_runs_in_the_llama_class_where_its_own_cannot() -> None:
-    def target(has_window: bool | None) -> CheckpointFacts:
-        return CheckpointFacts(TargetFacts("mistral", "t", has_window))
-
-    assert named(render(make_spec("eagle"), target(True)))[0] == "NeuronMistralForCausalLM"
+    """Both apply sliding_window: whether a window bears the way of drafting is the preflight's."""
+    facts = CheckpointFacts(TargetFacts("mistral", "t"), DraftFacts("mistral", "d"))
+    assert named(render(make_spec("eagle"), facts))[0] == "NeuronMistralForCausalLM"
     for spec in (make_spec("medusa"), make_spec("eagle", neuron={"sdk": "2.28"})):
-        assert named(render(spec, target(False)))[0] == "NeuronLlamaForCausalLM"
-        assert any("window is null" in text for text in render(spec, target(None)).assumptions)
-        assert "sliding window" in faults_of(spec, target(True))
+        assert named(render(spec, facts))[0] == "NeuronLlamaForCausalLM"
+    pair = make_spec("model", neuron={"sdk": "2.28"})
+    assert render(pair, facts).draft.classes.causal_lm == "NeuronLlamaForCausalLM"  # type: ignore[union-attr]
+    gemma = CheckpointFacts(LLAMA, DraftFacts("gemma3", "d"))
+    assert "'gemma3', of the draft, since 2.29" in faults_of(pair, gemma)
 
 
 def test_medusa_heads_need_the_llama_class() -> None:

@@ -26,7 +26,7 @@ TARGET = GOLDEN / "target"
 @pytest.mark.parametrize(("head", "expected"), [("eagle1", False), ("eagle1_norm", True)])
 def test_the_file_decides_about_the_input_norm(spec: BuildSpec, head: str, expected: bool) -> None:
     facts = facts_of(spec, TARGET, GOLDEN / head)
-    assert facts.target == TargetFacts("llama", str(TARGET), has_sliding_window=False)
+    assert facts.target == TargetFacts("llama", str(TARGET))
     assert facts.draft == DraftFacts("llama", str(GOLDEN / head), has_input_norm=expected)
 
 
