@@ -1,13 +1,16 @@
 # make demo   the whole path on a real model: inspect, prepare, check, compile, generate on and off
 #             (METHOD=eagle3, medusa, model or ngram instead of the EAGLE head)
 # make test   the tests (make test-slow: those that kill and race for minutes)
+# make test-neuron  on a trn or inf instance: what is missing, then the recorded models compiled and
+#             compared on the device. PYTHON=/opt/aws_neuronx_venv_.../bin/python: the environment
+#             with AWS's Neuron packages, neuron-spec, pytest and pytest-timeout
 # make check  lint, types, import contract, README against the program
 # make bench  speculation on against off, and against transformers, in one run; then the next two
 # make bench-drafters  acceptance length of every drafter by kind of work
 # make bench-prepare  `prepare` against cp and against load and save: time and peak memory, 4.5 GB
 # make soak   a server under 200 clients for five minutes; SOAK_SECONDS=60 for less
 
-.PHONY: demo test test-slow check bench bench-drafters bench-prepare soak clean
+.PHONY: demo test test-slow test-neuron check bench bench-drafters bench-prepare soak clean
 
 BIN := .venv/bin
 
@@ -24,7 +27,14 @@ test:
 
 test-slow:
 	@.ci/setup dev
+	@.ci/tools
 	@$(BIN)/python -m pytest -m slow
+
+PYTHON ?= python3
+
+test-neuron:
+	@$(PYTHON) -c 'from neuron_spec.cli.main import main; main()' doctor
+	@$(PYTHON) -m pytest -m neuron --verbose tests/neuron
 
 check:
 	@.ci/setup dev

@@ -7,9 +7,15 @@ from typing import Any
 
 import click
 
-from neuron_spec.cli.common import json_option, out, plain, print_json, spec_argument
-
-_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+from neuron_spec.cli.common import (
+    json_option,
+    out,
+    plain,
+    print_config,
+    print_findings,
+    print_json,
+    spec_argument,
+)
 
 
 @click.command(
@@ -60,14 +66,7 @@ def _print(spec: Any, findings: Any, claims: Any, packages: Any) -> None:
     from neuron_spec.spec.guarantees import NUMERICS
 
     console = out()
-    for finding in findings:
-        colour = _COLOURS[finding.severity]
-        only = "" if finding.backend == "any" else f" ({finding.backend} backend only)"
-        console.print(
-            f"[bold {colour}]{finding.severity}[/]{only} {finding.code}: {plain(finding.message)}"
-        )
-        console.print(f"  mend: {plain(finding.remedy)}")
-        console.print(f"  source: {plain(finding.source)}")
+    print_findings(findings)
     if not findings:
         console.print("[bold green]no findings[/]: this spec can be compiled")
     console.print(f"verification rule '{spec.verification.rule}':")
@@ -87,11 +86,4 @@ def _show_config(spec_path: Path, as_json: bool) -> None:
     if as_json:
         print_json(config.as_dict())
         return
-    console = out()
-    for title, table in config.sections:
-        console.print(f"[bold]{plain(title)}[/]")
-        for name, setting in table.items():
-            why = f"  [dim]# {plain(setting.reason)}[/]" if setting.reason else ""
-            console.print(f"  {name} = {plain(repr(setting.value))}{why}")
-    for assumption in config.assumptions:
-        console.print(f"[yellow]assumed[/] {plain(assumption)}")
+    print_config(config)
