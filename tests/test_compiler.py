@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from neuron_spec.artifacts import Artifact, open_artifact
 from neuron_spec.backends.reference.build import ReferenceBackend
 from neuron_spec.checkpoints import prepare
-from neuron_spec.compiler import compile_model
+from neuron_spec.compiler import compile_model, plan_compile
 from neuron_spec.errors import ArtifactError, PreflightError, StorageError, UserError
 from neuron_spec.files import sha256
 from neuron_spec.spec import BuildSpec, claims_of, load_spec
@@ -51,7 +52,9 @@ def test_the_manifest_is_complete(compiled: Artifact, spec: BuildSpec, tmp_path:
     assert names_in(compiled.directory) == ["manifest.json", "program.json"]
     manifest = compiled.manifest
     assert manifest == open_artifact(compiled.directory, full=True).manifest
-    assert (manifest.format_version, manifest.neuron_spec_version) == (1, __version__)
+    assert (manifest.format_version, manifest.neuron_spec_version) == (2, __version__)
+    assert manifest.neuron is None and not manifest.holds_weights
+    assert len(manifest.compatibility) == 64
     assert (manifest.name, manifest.backend) == ("tiny", "reference")
     assert (manifest.speculation, manifest.num_draft_tokens) == (True, 3)
     age = datetime.now(timezone.utc) - datetime.fromisoformat(manifest.created_at)
@@ -178,6 +181,84 @@ def test_the_same_inputs_elsewhere_have_the_same_fingerprint(
     assert manifest.models["target"].directory == str(elsewhere / "target-2")
 
 
+# Whether, and why
+
+
+def reason_of(spec: BuildSpec, **options: Any) -> tuple[bool, str]:
+    cache = plan_compile(spec, **options).cache
+    return cache.hit, cache.reason
+
+
+def test_the_reason_is_told_without_writing_anything(prepared_spec: BuildSpec) -> None:
+    assert reason_of(prepared_spec) == (False, "no artifact there yet")
+    assert not Path("build/tiny/artifact").exists()
+
+
+def test_nothing_changed(compiled: Artifact, spec: BuildSpec) -> None:
+    assert reason_of(spec) == (True, "nothing changed")
+    assert reason_of(spec, force=True) == (False, "--force")
+
+
+def test_a_changed_field_is_named(compiled: Artifact, spec: BuildSpec) -> None:
+    shape = spec.shape.model_copy(update={"max_total_tokens": 100})
+    changed = spec.model_copy(update={"shape": shape})
+    assert reason_of(changed) == (False, "shape.max_total_tokens 96 -> 100 changed")
+
+
+def test_changed_weights_are_named(compiled: Artifact, spec: BuildSpec, tmp_path: Path) -> None:
+    tiny.write_target(tmp_path / "target", seed=7)
+    prepare(spec)
+    hit, reason = reason_of(spec)
+    assert not hit and "target weights" in reason and "draft weights" in reason
+
+
+def test_another_library_is_named(
+    compiled: Artifact, spec: BuildSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReferenceBackend, "libraries", lambda self: {"torch": "0.1"})
+    assert reason_of(spec) == (False, f"torch {torch.__version__} -> 0.1 changed")
+
+
+def test_an_artifact_of_other_libraries_is_kept_by_compile_there_only(
+    compiled: Artifact, spec: BuildSpec
+) -> None:
+    path = compiled.directory / "manifest.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "libraries": {"torch": "0.1", "python": "3.1"}}))
+    with pytest.raises(ArtifactError, match=r"torch: .*, compiled with 0\.1"):
+        open_artifact(compiled.directory)
+    assert reason_of(spec) == (False, f"torch 0.1 -> {torch.__version__} changed")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("program.json", "{}", "files are not as they were compiled: .*program.json"),
+        ("manifest.json", "{", "damaged manifest"),
+        ("manifest.json", '{"format_version": 1}', "made by another version"),
+    ],
+)
+def test_a_damaged_artifact_is_a_reason(
+    compiled: Artifact, spec: BuildSpec, name: str, content: str, reason: str
+) -> None:
+    (compiled.directory / name).write_text(content)
+    hit, found = reason_of(spec)
+    assert not hit and re.match(reason, found)
+
+
+def test_weights_as_recorded_are_not_read_again(
+    compiled: Artifact, spec: BuildSpec, tmp_path: Path
+) -> None:
+    read: list[str] = []
+    plan_compile(spec, progress=lambda label, done, total: read.append(label))
+    assert read == []
+    os.utime(tmp_path / "target" / "model.safetensors", ns=(1, 1))
+    plan_compile(spec, progress=lambda label, done, total: read.append(label))
+    assert read == ["digest model.safetensors"]
+    assert plan_compile(spec, force=True, progress=lambda *told: read.append(told[0]))
+    assert len(read) > 2
+
+
 # Interrupted, refused
 
 
@@ -199,7 +280,7 @@ def test_an_interrupted_build_leaves_what_was_there(
 ) -> None:
     earlier = compile_model(prepared_spec) if has_earlier else None
 
-    def build(self: Any, spec: Any, prepared: Any, folder: Path) -> None:
+    def build(self: Any, spec: Any, prepared: Any, folder: Path, **options: Any) -> None:
         (folder / "program.json").write_text("half")
         raise error
 

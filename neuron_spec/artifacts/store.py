@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-from neuron_spec.artifacts.manifest import FORMAT_VERSION, FileEntry, Manifest
+from neuron_spec.artifacts.manifest import (
+    FORMAT_VERSION,
+    SMALL_MODEL_FILES,
+    FileEntry,
+    Manifest,
+    ModelRecord,
+)
 from neuron_spec.errors import ArtifactError
 from neuron_spec.files import FileRecord, write_text
 from neuron_spec.spec.schema import BuildSpec
@@ -36,31 +43,71 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
 
-def open_artifact(path: str | Path, *, full: bool = False) -> Artifact:
+def open_artifact(path: str | Path, *, full: bool = False, any_libraries: bool = False) -> Artifact:
     """Open an artifact and check that its files and the weights it links to are as recorded.
 
     Args:
         full: compute every digest again, also of files whose size and time of change are as
             recorded (otherwise those are trusted, so that large weights open at once).
+        any_libraries: do not ask whether this environment has the library versions it was made
+            with: for who only reads about it.
 
     Raises:
-        ArtifactError: no artifact, another format, or missing or changed files, all named.
+        ArtifactError: no artifact, another format, missing or changed files, other library
+            versions; all that differs is named.
     """
     directory = Path(path)
-    manifest = _read(directory)
+    manifest = read_manifest(directory)
     faults = _differences(directory, manifest.files, full)
     for model in manifest.models.values():
-        faults += _differences(Path(model.directory), model.files, full)
+        files = _needed_files(manifest, model)
+        faults += _differences(Path(model.directory), files, full)
     if faults:
         raise ArtifactError(
             "\n  ".join(["files are not as they were compiled", *faults]),
             where=directory,
             mend="restore the files, or compile again: neuron-spec compile SPEC",
         )
+    if not any_libraries:
+        _refuse_other_libraries(directory, manifest)
     return Artifact(directory, manifest)
 
 
-def _read(directory: Path) -> Manifest:
+def _needed_files(manifest: Manifest, model: ModelRecord) -> tuple[FileEntry, ...]:
+    if not manifest.holds_weights:
+        return model.files
+    return tuple(entry for entry in model.files if entry.name in SMALL_MODEL_FILES)
+
+
+def _refuse_other_libraries(directory: Path, manifest: Manifest) -> None:
+    """The Python version is recorded for comparing measurements, and decides nothing."""
+    faults = [
+        f"{name}: {here or 'not installed here'}, compiled with {version}"
+        for name, version in manifest.libraries.items()
+        if name != "python" and (here := installed_version(name)) != version
+    ]
+    if faults:
+        raise ArtifactError(
+            "\n  ".join(["made with other library versions", *faults]),
+            where=directory,
+            mend="install those versions, or compile again here: neuron-spec compile SPEC",
+        )
+
+
+def installed_version(package: str) -> str | None:
+    """Of a package in this environment, read without importing it; None if it is not here."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest alone; what it names may have changed or be gone.
+
+    Raises:
+        ArtifactError: no artifact, a damaged manifest, or another format.
+    """
     path = directory / MANIFEST
     if not path.is_file():
         raise ArtifactError(

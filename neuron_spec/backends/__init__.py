@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from neuron_spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from neuron_spec.backends.base import Backend
+    from neuron_spec.backends.builds import Backend
 
-BACKENDS = {"reference": "neuron_spec.backends.reference.build"}
+BACKENDS = {
+    "neuron": "neuron_spec.backends.neuron.build",
+    "reference": "neuron_spec.backends.reference.build",
+}
 
 
 def get_backend(name: str) -> Backend:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from rich.console import Console
@@ -14,6 +17,10 @@ from rich.markup import escape
 
 from neuron_spec.errors import readable
 from neuron_spec.files import Progress
+
+if TYPE_CHECKING:
+    from neuron_spec.backends.neuron.config import NxdiConfig
+    from neuron_spec.preflight.findings import Finding
 
 PROGRESS_MIN_BYTES = 1 << 20  # smaller work is done before a bar could be read
 
@@ -66,19 +73,94 @@ def say(text: str) -> None:
     out().print(plain(text))
 
 
+_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+def print_findings(findings: Iterable[Finding]) -> None:
+    """Findings of the preflight or the doctor, each with its remedy and source."""
+    console = out()
+    for finding in findings:
+        colour = _COLOURS[finding.severity]
+        only = "" if finding.backend == "any" else f" ({finding.backend} backend only)"
+        console.print(
+            f"[bold {colour}]{finding.severity}[/]{only} {finding.code}: {plain(finding.message)}"
+        )
+        console.print(f"  mend: {plain(finding.remedy)}")
+        console.print(f"  source: {plain(finding.source)}")
+
+
+def print_config(config: NxdiConfig) -> None:
+    """What NxD Inference is configured with, and why."""
+    console = out()
+    for title, table in config.sections:
+        console.print(f"[bold]{plain(title)}[/]")
+        for name, setting in table.items():
+            why = f"  [dim]# {plain(setting.reason)}[/]" if setting.reason else ""
+            console.print(f"  {name} = {plain(repr(setting.value))}{why}")
+    for assumption in config.assumptions:
+        console.print(f"[yellow]assumed[/] {plain(assumption)}")
+
+
+@contextmanager
+def _own_stderr() -> Iterator[TextIO]:
+    """Standard error by a descriptor of its own: a compiler's output is turned into a log
+    meanwhile, standard error and all."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except OSError:  # it is no file
+        yield sys.stderr
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        yield stream
+
+
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A progress callback that draws bars on a terminal's standard error, silent elsewhere."""
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+    """A progress callback that draws bars on a terminal's standard error; elsewhere a line for
+    every graph that is compiled, since that takes minutes, and silence about the rest."""
+    is_terminal = err().is_terminal
+    with _own_stderr() as stream:
+        if is_terminal:
+            with _bars(stream) as report:
+                yield report
+        else:
+            yield _line_writer(stream)
 
-    console = err()
+
+def _line_writer(stream: TextIO) -> Progress:
+    from neuron_spec.backends.neuron.progress import COUNTED
+
+    started = time.monotonic()
+
+    def report(label: str, done: int, total: int) -> None:
+        if label.endswith(COUNTED):
+            seconds = time.monotonic() - started
+            stream.write(f"{label}: {done} of {total} after {seconds:.0f} s\n")
+            stream.flush()
+
+    return report
+
+
+@contextmanager
+def _bars(stream: TextIO) -> Iterator[Progress]:
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskID,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
-        console=console,
+        TimeElapsedColumn(),
+        console=Console(file=stream, highlight=False, soft_wrap=True),
         transient=True,
-        disable=not console.is_terminal,
+        redirect_stdout=False,
+        redirect_stderr=False,
     ) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -14,6 +14,7 @@ import click
 from neuron_spec.cli.common import json_option, out, plain, print_json, progress_bars
 
 if TYPE_CHECKING:
+    from neuron_spec.artifacts import NeuronRecord
     from neuron_spec.checkpoints.description import Description
 
 _MAX_SENTENCES = 4  # of one kind: the whole stays on one screen
@@ -138,10 +139,19 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+def _compiled(neuron: NeuronRecord) -> str:
+    graphs = sum(len(buckets) for buckets in neuron.graphs.values())
+    weights = "holds its weights" if neuron.holds_weights else "links to the weights"
+    return (
+        f"{graphs} graphs for {neuron.instance}, SDK {neuron.sdk}, tp_degree {neuron.tp_degree}, "
+        f"batch {neuron.batch_size}, in {neuron.compile_seconds:.0f} s; {weights}"
+    )
+
+
 def _inspect_artifact(directory: Path, as_json: bool) -> None:
     from neuron_spec.artifacts import open_artifact
 
-    manifest = open_artifact(directory).manifest
+    manifest = open_artifact(directory, any_libraries=True).manifest
     if as_json:
         print_json(manifest.model_dump(mode="json"))
         return
@@ -158,7 +168,10 @@ def _inspect_artifact(directory: Path, as_json: bool) -> None:
         "rule": manifest.spec["verification"]["rule"],
         **{role: model.directory for role, model in manifest.models.items()},
         "fingerprint": manifest.fingerprint,
+        "pools": f"{manifest.compatibility} (equal where two can be prefill and decode pool)",
     }
+    if manifest.neuron is not None:
+        rows["compiled"] = _compiled(manifest.neuron)
     console = out()
     for name, value in rows.items():
         console.print(f"[bold]{name:>11}[/bold]  {plain(value)}")

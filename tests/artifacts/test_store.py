@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from neuron_spec.artifacts import Manifest, ModelRecord, fingerprint_of, open_artifact
+from neuron_spec.artifacts import (
+    Ingredients,
+    Manifest,
+    ModelRecord,
+    fingerprint_of,
+    open_artifact,
+)
 from neuron_spec.artifacts.manifest import FORMAT_VERSION, FileEntry
 from neuron_spec.artifacts.store import write_manifest
 from neuron_spec.errors import ArtifactError
@@ -18,6 +25,7 @@ from neuron_spec.files import FileRecord
 from neuron_spec.spec import BuildSpec
 
 PROGRAM = "program.json"
+VERSION = metadata.version("pydantic")
 
 
 def entry_of(path: Path) -> FileEntry:
@@ -141,18 +149,69 @@ def test_what_is_no_artifact(tmp_path: Path) -> None:
     assert "neuron-spec compile" in str(caught.value)
 
 
+# Library versions
+
+
+def test_other_library_versions_are_refused_with_what_differs(artifact: Path) -> None:
+    change_manifest(
+        artifact,
+        libraries={"torch": "0.1", "no-such-package": "2", "python": "2.7", "pydantic": VERSION},
+    )
+    with pytest.raises(ArtifactError, match="other library versions") as caught:
+        open_artifact(artifact)
+    text = str(caught.value)
+    assert f"torch: {metadata.version('torch')}, compiled with 0.1" in text
+    assert "no-such-package: not installed here, compiled with 2" in text
+    assert "python" not in text and "pydantic" not in text and caught.value.exit_code == 2
+
+
+def test_who_only_reads_about_it_needs_no_libraries(artifact: Path) -> None:
+    change_manifest(artifact, libraries={"no-such-package": "2"})
+    assert open_artifact(artifact, any_libraries=True).manifest.libraries
+
+
+# Weights of its own
+
+
+NEURON_RECORD = {
+    "instance": "trn2.3xlarge", "sdk": "2.29", "tp_degree": 4, "logical_nc_config": 2,
+    "batch_size": 1, "graphs": {"target context_encoding_model": [128, [1, 256]]}, "config": {},
+    "environment": {}, "compile_seconds": 1.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("holds_weights", [False, True])
+def test_an_artifact_with_weights_of_its_own_needs_no_others(
+    artifact: Path, model: Path, holds_weights: bool
+) -> None:
+    change_manifest(artifact, neuron={**NEURON_RECORD, "holds_weights": holds_weights})
+    (model / "weights").unlink()
+    if holds_weights:
+        graphs = open_artifact(artifact).manifest.neuron.graphs  # type: ignore[union-attr]
+        assert graphs == {"target context_encoding_model": (128, (1, 256))}
+        (model / "config.json").unlink()  # what the tokenizer and the classes are made from
+    with pytest.raises(ArtifactError, match="missing"):
+        open_artifact(artifact)
+
+
 # The fingerprint
 
 
 def fingerprint(
-    model: Path, backend: str = "b", torch: str = "1", **sections: dict[str, Any]
+    model: Path,
+    backend: str = "reference",
+    torch: str = "1",
+    environment: dict[str, str] | None = None,
+    **sections: dict[str, Any],
 ) -> str:
     spec = BuildSpec.model_validate({"target": {"model": str(model)}, **sections})
     files = tuple(entry_of(path) for path in sorted(model.iterdir()))
     record = ModelRecord(source=str(model), directory=str(model), files=files)
-    return fingerprint_of(
-        backend, spec.model_dump(mode="json"), {"target": record}, {"torch": torch}
-    )
+    ingredients = Ingredients(
+        backend, spec.model_dump(mode="json"), {"target": record}, {"torch": torch},
+        environment or {},
+    )  # fmt: skip
+    return fingerprint_of(ingredients)
 
 
 def test_paths_and_times_are_not_in_the_fingerprint(model: Path, tmp_path: Path) -> None:
@@ -161,11 +220,30 @@ def test_paths_and_times_are_not_in_the_fingerprint(model: Path, tmp_path: Path)
     assert fingerprint(model.rename(tmp_path / "moved")) == before
 
 
+NEURON = {"instance": "trn2.3xlarge", "tp_degree": 4}
+
+
+@pytest.mark.parametrize(
+    ("backend", "own", "other"),
+    [
+        ("reference", {"reference": {"dtype": "bfloat16"}}, {"neuron": NEURON}),
+        ("neuron", {"neuron": NEURON}, {"reference": {"dtype": "bfloat16"}}),
+    ],
+)
+def test_the_table_of_another_backend_decides_nothing(
+    model: Path, backend: str, own: dict[str, Any], other: dict[str, Any]
+) -> None:
+    before = fingerprint(model, backend)
+    assert fingerprint(model, backend, **other) == before
+    assert fingerprint(model, backend, **own) != before
+
+
 def test_all_that_decides_the_result_is_in_the_fingerprint(model: Path) -> None:
     prints = [
         fingerprint(model),
         fingerprint(model, backend="other"),
         fingerprint(model, torch="2"),
+        fingerprint(model, environment={"NEURON_CC_FLAGS": "-O1"}),
         fingerprint(model, shape={"batch_size": 2}),
         fingerprint(model, reference={"dtype": "bfloat16"}),
         fingerprint(model, draft={"method": "eagle", "model": "d"}),
