@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from neuron_spec.errors import RequestError, shown
 from neuron_spec.trees import Tree
 
 _INT64 = 2**63
+_OF_DRAWS = ("top_k", "top_p", "min_p", "seed")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,18 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken and no random number is needed."""
         return self.temperature == 0
+
+    @property
+    def in_effect(self) -> tuple[str, ...]:
+        """Options that change what is chosen. The cuts of a distribution and the seed do not where
+        the likeliest token is taken anyway."""
+        default = SamplingParams()
+        idle = _OF_DRAWS if self.is_greedy else ()
+        return tuple(
+            field.name
+            for field in fields(self)
+            if field.name not in idle and getattr(self, field.name) != getattr(default, field.name)
+        )
 
     def _check(self, name: str, is_right: bool, expected: str) -> None:
         if not is_right:

@@ -33,6 +33,10 @@ from neuron_spec.errors import UserError
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Nucleus.")
 @click.option("--top-k", type=int, default=0, help="Likeliest tokens that stay.  [default: all]")
 @click.option("--seed", type=int, help="Of the random numbers.")
+@click.option(
+    "--json-schema", type=click.Path(path_type=Path),
+    help="JSON Schema that the output is held to.",
+)  # fmt: skip
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
 @click.option("--no-speculation", is_flag=True, help="Decode with the target alone.")
@@ -46,6 +50,7 @@ def command(
     raw: bool,
     no_speculation: bool,
     as_json: bool,
+    json_schema: Path | None,
     **options: Any,
 ) -> None:
     """Generate with ARTIFACT: PROMPT (or standard input with "-") is streamed to the screen.
@@ -60,6 +65,8 @@ def command(
 
     session = load(artifact)
     options |= {"speculate": not no_speculation}
+    if json_schema is not None:
+        options["response_format"] = _response_format(json_schema)
     if prompts is not None:
         _many(session, prompts, options, as_json)
         return
@@ -76,6 +83,16 @@ def _standard_input() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise UserError("not UTF-8 text", where="standard input", found=error.reason) from None
+
+
+def _response_format(path: Path) -> dict[str, Any]:
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError("cannot be read", where=path, found=error.strerror) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError("not JSON", where=path, found=error) from None
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
 
 def _stream(session: Any, prompt: Any, options: dict[str, Any]) -> None:

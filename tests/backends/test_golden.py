@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from neuron_spec.backends.base import Limits
-from neuron_spec.backends.reference.decisions import Decided, Decisions
+from neuron_spec.backends.decisions import Decided, Decisions
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import HEADS, Target
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from neuron_spec.backends.base import Limits
-from neuron_spec.backends.reference.decisions import Decisions
+from neuron_spec.backends.decisions import Decisions
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import Target
 from neuron_spec.backends.reference.parallel_heads import MedusaHeads

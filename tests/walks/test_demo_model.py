@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from neuron_spec import compile_model, load, load_spec, prepare
@@ -69,6 +72,34 @@ def test_pinned_tokens(
     assert (list(encoded) if isinstance(prompt_ids, list) else len(encoded)) == prompt_ids
     result = session.generate(prompt, max_new_tokens=12, speculate=speculate)
     assert list(result.token_ids) == tokens
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "countries": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
+        "length_km": {"type": "integer", "minimum": 1, "maximum": 9999},
+    },
+    "required": ["name", "countries", "length_km"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_under_a_schema(session: Session) -> None:
+    prompt: Prompt = [{"role": "user", "content": "Describe the river Rhine as JSON."}]
+    options: dict[str, Any] = {
+        "max_new_tokens": 120,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "river", "schema": SCHEMA},
+        },
+    }
+    drafted = session.generate(prompt, **options)
+    assert drafted.finish_reason == "stop"
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(drafted.text))
+    assert drafted.token_ids == session.generate(prompt, speculate=False, **options).token_ids
+    assert drafted.acceptance.num_accepted > 0
 
 
 def test_speculation_keeps_the_greedy_text_and_accepts_drafts(session: Session) -> None:
