@@ -23,6 +23,8 @@ class TokenEvent:
         origin: `accepted` draft, the target's `corrected` token after a rejection, its `bonus`
             after a fully accepted block, or `plain` where nothing was drafted.
         text_offset: characters of the output before this token, an incomplete one not counted.
+        step: number of the verification step that committed it, from 1; 0 is the prompt's own.
+        num_positions: positions at which that step proposed something; 0 where nothing was.
     """
 
     request_id: int
@@ -31,6 +33,8 @@ class TokenEvent:
     origin: Origin
     logprobs: TokenLogprobs | None = None
     text_offset: int = 0
+    step: int = 0
+    num_positions: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class FinishEvent:
-    """The end of one request; `text` is what was held back until now."""
+    """The end of one request.
+
+    Attributes:
+        text: what was held back until now.
+        num_cached_tokens: of the prompt, see `PrefillResult`.
+    """
 
     request_id: int
     reason: FinishReason
@@ -64,6 +73,7 @@ class FinishEvent:
     acceptance: AcceptanceCounts
     timing: Timing
     num_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

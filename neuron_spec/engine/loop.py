@@ -40,6 +40,7 @@ class DecodeLoop:
         self._waiting: deque[Running] = deque()
         self._slots: dict[int, Running] = {}
         self._prefilling: int | None = None
+        self._is_step_due = False
         self._next_id = 0
         self.totals = EngineTotals()
 
@@ -60,8 +61,17 @@ class DecodeLoop:
 
     @property
     def draft_length(self) -> int:
-        """k of the next step."""
-        return self._draft_length.at(len(self._slots))
+        """k of the next step; 0 where no running request speculates."""
+        slots = list(self._slots.items())  # a copy: other threads ask too
+        running = [running for slot, running in slots if slot != self._prefilling]
+        if not any(one.request.speculate for one in running):
+            return 0
+        return self._draft_length.at(len(slots))
+
+    @property
+    def _has_rows(self) -> bool:
+        """Whether a step would do anything."""
+        return len(self._slots) > (self._prefilling is not None)
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the id its events carry.
@@ -93,12 +103,15 @@ class DecodeLoop:
         return None
 
     def advance(self) -> list[LoopEvent]:
-        """One round: fill free slots as far as its share of prompt tokens lasts, then one step of
-        all that run."""
-        events = list(self._prefill_round())
-        if len(self._slots) > (self._prefilling is not None):
-            events += self._step()
-        return events
+        """Half a round: fill free slots as far as its share of prompt tokens lasts, or one step of
+        all that run. First tokens are told before the step, not after it."""
+        if not (self._is_step_due and self._has_rows):
+            events = list(self._prefill_round())
+            self._is_step_due = bool(events)
+            if events or not self._has_rows:
+                return events
+        self._is_step_due = False
+        return self._step()
 
     def run(self) -> Iterator[Event]:
         """Advance until idle.
@@ -162,7 +175,9 @@ class DecodeLoop:
         if first is not None:
             self._prefilling = None
             running.first_token_at = time.perf_counter()
+            running.num_cached_tokens = first.num_cached_tokens
             self.totals.num_prompt_tokens += len(running.request.prompt_ids)
+            self.totals.num_cached_tokens += first.num_cached_tokens
             yield from self._push(slot, [Committed(first.token, "plain", first.logprobs)])
 
     def _advance_prefill(self, slot: int, request: Request) -> PrefillResult | None:
@@ -178,6 +193,9 @@ class DecodeLoop:
             return [self._fail(slot, error) for slot in running]
         events: list[LoopEvent] = []
         for result in results:
+            if result.failure is not None:
+                events.append(self._fail(result.slot, result.failure))
+                continue
             counted = (result.num_drafted, result.num_accepted, result.num_positions)
             self._slots[result.slot].acceptance.add_step(*counted)
             self.totals.acceptance.add_step(*counted)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from neuron_spec.backends.base import Decoding, Limits
+from neuron_spec.backends.base import Decoding, Limits, check_options
 from neuron_spec.errors import RequestError
+from neuron_spec.grammars import Grammar
 from neuron_spec.sampling import SamplingParams
 
 MAX_LOGPROBS = 20  # the OpenAI API's
@@ -25,6 +26,8 @@ class Request:
         sampling: how tokens are chosen; greedy by default.
         num_logprobs: how many of the likeliest ids are told at every token, with their
             log-probabilities and the token's own; None for none of it.
+        speculate: False decodes this request with the target alone.
+        grammar: what the output is held to until it is complete; `stop` and the limit may cut it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -33,11 +36,15 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     sampling: SamplingParams = SamplingParams()
     num_logprobs: int | None = None
+    speculate: bool = True
+    grammar: Grammar | None = None
 
     @property
     def decoding(self) -> Decoding:
         """What the backend has to know of it."""
-        return Decoding(self.sampling, self.stop_token_ids, self.num_logprobs)
+        return Decoding(
+            self.sampling, self.stop_token_ids, self.num_logprobs, self.speculate, self.grammar
+        )
 
     def output_limit(self, limits: Limits) -> int:
         """How many tokens this request may get.
@@ -83,7 +90,35 @@ class Request:
             )
         if count is not None and not limits.has_logprobs:
             raise RequestError("this backend does not tell them", field="logprobs", found=count)
+        check_options(self.sampling, limits)
+        self._check_grammar(limits)
         check_token_ids("logit_bias", self.sampling.logit_bias, limits.vocab_size)
+
+    def _check_grammar(self, limits: Limits) -> None:
+        if self.grammar is None:
+            return
+        check_has_grammars(limits)
+        if self.sampling.min_tokens > 0:
+            raise RequestError(
+                "the response format alone says where the output ends",
+                field="min_tokens",
+                found=self.sampling.min_tokens,
+                mend="leave it out, or ask for more in the schema",
+            )
+
+
+def check_has_grammars(limits: Limits) -> None:
+    """Whether outputs can be held to a grammar.
+
+    Raises:
+        RequestError: they cannot.
+    """
+    if not limits.has_grammars:
+        raise RequestError(
+            "this backend cannot hold its output to a schema",
+            field="response_format",
+            expected='{"type": "text"}',
+        )
 
 
 def check_token_ids(field: str, ids: Iterable[int], vocab_size: int | None) -> None:

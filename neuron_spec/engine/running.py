@@ -19,6 +19,7 @@ class Committed(NamedTuple):
     token: int
     origin: Origin
     logprobs: TokenLogprobs | None
+    num_positions: int = 0
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Running:
     started_at: float | None = None
     first_token_at: float | None = None
     acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    num_cached_tokens: int = 0
 
     def take(self, committed: Committed) -> TokenEvent:
         """Hand a token to the output."""
@@ -44,6 +46,8 @@ class Running:
             committed.origin,
             committed.logprobs,
             text_offset=offset,
+            step=self.acceptance.num_steps,
+            num_positions=committed.num_positions,
         )
 
     def finish(self, reason: FinishReason, now: float) -> FinishEvent:
@@ -57,20 +61,26 @@ class Running:
         )
         final = "stop" if self.output.reason == "stop" else reason
         return FinishEvent(
-            self.request_id, final, text, self.acceptance, timing, self.output.num_tokens
+            self.request_id,
+            final,
+            text,
+            self.acceptance,
+            timing,
+            self.output.num_tokens,
+            self.num_cached_tokens,
         )
 
 
 def committed_by(result: StepResult) -> list[Committed]:
     """The tokens of one step with their origins."""
     logprobs: Sequence[TokenLogprobs | None] = result.logprobs or [None] * len(result.tokens)
-    parts = zip(result.tokens, _origins(result), logprobs, strict=True)
-    return [Committed(*part) for part in parts]
+    depth = result.num_drafted if result.num_positions is None else result.num_positions
+    parts = zip(result.tokens, _origins(result, depth), logprobs, strict=True)
+    return [Committed(*part, num_positions=depth) for part in parts]
 
 
-def _origins(result: StepResult) -> list[Origin]:
+def _origins(result: StepResult, depth: int) -> list[Origin]:
     accepted: list[Origin] = ["accepted"] * result.num_accepted
     if result.num_drafted == 0:
         return [*accepted, "plain"]
-    is_whole = result.num_accepted == result.num_drafted
-    return [*accepted, "bonus" if is_whole else "corrected"]
+    return [*accepted, "bonus" if result.num_accepted == depth else "corrected"]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from neuron_spec.artifacts import Artifact, open_artifact
 from neuron_spec.backends import get_backend
-from neuron_spec.backends.base import Speculator, TokenLogprobs
+from neuron_spec.backends.base import PrefixCachingSpeculator, Speculator, TokenLogprobs
 from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import Event, FinishEvent, FinishReason, Timing, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
-from neuron_spec.engine.request import Request, check_token_ids
+from neuron_spec.engine.request import Request, check_has_grammars, check_token_ids
 from neuron_spec.engine.tokenizer import ModelTokenizer, Prompt, Tokenizer
 from neuron_spec.errors import RequestError, nearest
+from neuron_spec.grammars import Grammar, SchemaCompiler, schema_of
 from neuron_spec.metrics import AcceptanceCounts
 from neuron_spec.sampling import SamplingParams
 
@@ -68,6 +69,7 @@ class Session:
         self.speculator, self.tokenizer = speculator, tokenizer
         largest = DraftLength.constant(speculator.limits.num_draft_tokens)
         self.draft_length = draft_length or largest
+        self._schemas = SchemaCompiler(tokenizer)
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Continue one prompt; options as in `stream`."""
@@ -99,7 +101,8 @@ class Session:
             speculate: False decodes with the target alone.
             options: `max_new_tokens` (int or None), `stop` (strings), `stop_token_ids` (beside
                 the model's own), `ignore_eos` (bool: not the model's own),
-                `logprobs` (0 … 20, how many of the likeliest ids are told), and the fields of
+                `logprobs` (0 … 20, how many of the likeliest ids are told), `response_format` (the
+                OpenAI API's: the output is JSON, under a schema if it has one), and the fields of
                 `SamplingParams`: `temperature`, `top_k`, `top_p`, `seed`, …
 
         Raises:
@@ -111,6 +114,12 @@ class Session:
             yield from loop.run()
         finally:
             loop.close()
+
+    def cache_prefixes(self, max_bytes: int) -> None:
+        """Keep the beginnings of prompts, so that those which begin the same start sooner with the
+        same results; 0 keeps nothing. Without effect where the backend cannot."""
+        if isinstance(self.speculator, PrefixCachingSpeculator):
+            self.speculator.cache_prefixes(max_bytes)
 
     def loop(self, *, speculate: bool = True) -> DecodeLoop:
         """A decode loop over this session's slots; use one at a time."""
@@ -126,6 +135,7 @@ class Session:
         stop_token_ids: Iterable[int] = (),
         ignore_eos: bool = False,
         logprobs: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Request:
         """Tokenize a prompt and gather its limits and sampling options.
@@ -136,6 +146,9 @@ class Session:
         stop_token_ids = frozenset(stop_token_ids)
         check_token_ids("stop_token_ids", stop_token_ids, self.speculator.limits.vocab_size)
         end_ids = frozenset() if ignore_eos else self.tokenizer.stop_token_ids
+        grammar = self._grammar(response_format)
+        if grammar is not None and ignore_eos:
+            raise RequestError("an output with a response format has an end", field="ignore_eos")
         return Request(
             prompt_ids=self.tokenizer.encode(prompt),
             max_new_tokens=max_new_tokens,
@@ -143,7 +156,15 @@ class Session:
             stop_token_ids=stop_token_ids | end_ids,
             sampling=_sampling(sampling),
             num_logprobs=logprobs,
+            grammar=grammar,
         )
+
+    def _grammar(self, response_format: Mapping[str, Any] | None) -> Grammar | None:
+        schema = schema_of(response_format)
+        if schema is None:
+            return None
+        check_has_grammars(self.speculator.limits)
+        return self._schemas.compile(schema)
 
 
 def _sampling(options: dict[str, Any]) -> SamplingParams:

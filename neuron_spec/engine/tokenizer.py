@@ -35,6 +35,10 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, which may be a part of a character."""
 
+    def vocabulary(self) -> list[bytes]:
+        """What every id of the model adds to an output's text; nothing for special tokens and ids
+        beyond the tokenizer's."""
+
 
 class ModelTokenizer:
     """The tokenizer stored beside a model's weights."""
@@ -74,7 +78,7 @@ class ModelTokenizer:
             RequestError: a conversation and no chat template, or one that refuses it.
         """
         if isinstance(prompt, str):
-            _check_text(prompt, "prompt")
+            check_text(prompt, "prompt")
             with self._lock:
                 return tuple(self._tokenizer(prompt)["input_ids"])
         parts = list(prompt)
@@ -99,6 +103,27 @@ class ModelTokenizer:
             piece = self._tokenizer.convert_ids_to_tokens(token_id)
         # None beyond the tokenizer's ids, as in a padded embedding.
         return b"" if piece is None else self._piece_bytes(str(piece))
+
+    def vocabulary(self) -> list[bytes]:
+        """See `Tokenizer.vocabulary`."""
+        size = read_config(self._directory).vocab_size
+        with self._lock:
+            known = min(size, len(self._tokenizer))
+            pieces = self._tokenizer.convert_ids_to_tokens(list(range(known)))
+            named = set(self._tokenizer.all_special_ids)
+            decoder = self._tokenizer.added_tokens_decoder
+        special = named | {token_id for token_id, added in decoder.items() if added.special}
+        added = self._added_tokens
+        return [
+            b""
+            if token_id in special or piece is None
+            else (
+                added[token_id].encode("utf-8", "replace")
+                if token_id in added
+                else self._piece_bytes(str(piece))
+            )
+            for token_id, piece in enumerate(pieces)
+        ] + [b""] * (size - known)
 
     @cached_property
     def _added_tokens(self) -> dict[int, str]:
@@ -130,7 +155,7 @@ class ModelTokenizer:
                 mend="send a plain prompt, or add chat_template.jinja beside the target's weights",
             )
         values = [value for turn in messages if isinstance(turn, dict) for value in turn.values()]
-        _check_text("".join(map(str, values)), "messages")
+        check_text("".join(map(str, values)), "messages")
         try:
             with self._lock:
                 ids = self._tokenizer.apply_chat_template(
@@ -143,7 +168,7 @@ class ModelTokenizer:
         return tuple(ids)
 
 
-def _check_text(text: str, field: str) -> None:
+def check_text(text: str, field: str) -> None:
     """Half a character (from a JSON escape or a terminal's bytes) is refused by every tokenizer."""
     try:
         text.encode("utf-8")

@@ -12,6 +12,7 @@ figures describe the draft and the rule, not where a text happened to end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,10 +67,11 @@ class AcceptanceCounts:
 
     @property
     def rate_by_position(self) -> list[float]:
-        """For position i: in how many of the steps that proposed there something was accepted."""
+        """For position i: in how many of the steps that proposed there something was accepted;
+        empty where a server does not tell what was proposed where."""
         accepted = self.accepted_by_position
         padded = accepted + [0] * (len(self.drafted_by_position) - len(accepted))
-        return [a / d for a, d in zip(padded, self.drafted_by_position, strict=True)]
+        return [a / d for a, d in zip(padded, self.drafted_by_position, strict=False)]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -81,7 +83,21 @@ class AcceptanceCounts:
             "acceptance_length": self.length,
             "acceptance_rate_by_position": self.rate_by_position,
             "steps_by_num_accepted": self.steps_by_accepted,
+            "drafted_by_position": self.drafted_by_position,
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> AcceptanceCounts:
+        """What `as_dict` wrote."""
+        by_accepted = list(data["steps_by_num_accepted"])
+        return cls(
+            num_steps=data["num_steps"],
+            num_drafted=data["num_drafted_tokens"],
+            num_accepted=data["num_accepted_tokens"],
+            accepted_by_position=[sum(by_accepted[n:]) for n in range(1, len(by_accepted))],
+            drafted_by_position=list(data["drafted_by_position"]),
+            steps_by_accepted=by_accepted,
+        )
 
 
 def _count_prefix(counts: list[int], length: int) -> None:

@@ -109,6 +109,8 @@ class _EngineCollector(Collector):
         drafted_steps = counts.drafted_by_position[0] if counts.drafted_by_position else 0
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens processed.", totals.num_prompt_tokens),
+            ("vllm:prefix_cache_queries", "Tokens of prompts looked up.", totals.num_prompt_tokens),
+            ("vllm:prefix_cache_hits", "Tokens found there.", totals.num_cached_tokens),
             ("vllm:generation_tokens", "Output tokens.", totals.num_output_tokens),
             ("vllm:spec_decode_num_drafts", "Steps that verified a draft.", drafted_steps),
             ("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", counts.num_drafted),

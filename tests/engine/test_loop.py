@@ -220,9 +220,33 @@ def test_a_request_that_ends_with_its_first_token_leaves_its_slot_in_the_same_ro
     loop, speculator = make(replies, batch_size=1)
     for number in (3, 4, 5):
         loop.submit(request(number, max_new_tokens=2))
-    events = loop.advance()
+    events = loop.advance() + loop.advance()
     assert [e.request_id for e in events if isinstance(e, FinishEvent)] == [1, 2, 3]
     assert speculator.calls == ["prefill 0"] * 3 + ["step 4"]
+
+
+def test_first_tokens_are_told_before_the_step_and_steps_are_not_starved() -> None:
+    replies = {(number,): REPLY for number in range(3, 9)}
+    loop, speculator = make(replies)
+    for number in range(3, 9):
+        loop.submit(request(number, max_new_tokens=2))
+    assert [event.request_id for event in loop.advance()] == [1, 2]
+    assert "step 4" not in speculator.calls
+    assert {event.request_id for event in loop.advance()} == {1, 2}
+    assert speculator.calls.count("step 4") == 1
+    while not loop.is_idle:
+        loop.advance()
+    assert speculator.calls == ["prefill 0", "prefill 1", "step 4"] * 3
+
+
+def test_what_is_cancelled_between_its_first_token_and_the_step_makes_none() -> None:
+    loop, speculator = make({(3,): REPLY, (4,): REPLY}, batch_size=1)
+    first = loop.submit(request(3, max_new_tokens=5))
+    loop.advance()
+    loop.cancel(first)
+    loop.submit(request(4, max_new_tokens=1))
+    assert [event.request_id for event in loop.advance()] == [2, 2]
+    assert speculator.calls == ["prefill 0"] * 2
 
 
 def test_events_of_a_request_come_in_order_and_end_once() -> None:
@@ -272,6 +296,7 @@ def test_cancel_while_running_frees_the_slot_and_gives_what_was_held() -> None:
     loop, speculator = make({(3,): REPLY, (4,): REPLY}, [0], batch_size=1)
     running = loop.submit(request(3, stop=("11 x",)))
     loop.submit(request(4, max_new_tokens=1))
+    loop.advance()
     loop.advance()
     event = loop.cancel(running)
     assert event is not None
@@ -336,6 +361,7 @@ def test_a_step_that_fails_ends_those_that_run_and_not_those_that_wait() -> None
     loop = DecodeLoop(speculator, WordTokenizer().decode, draft_length=DraftLength.constant(4))
     for number in (3, 4, 5):
         loop.submit(request(number, max_new_tokens=3))
+    loop.advance()
     failed = [event.request_id for event in loop.advance() if isinstance(event, FailEvent)]
     assert failed == [1, 2]
     assert tokens(list(loop.run()), 3) == REPLY[:3]

@@ -34,7 +34,9 @@ def test_the_definitions() -> None:
         "acceptance_length": 2.0,
         "acceptance_rate_by_position": [2 / 3, 1 / 3, 1 / 3],
         "steps_by_num_accepted": [2, 1, 0, 1],
+        "drafted_by_position": [3, 3, 3],
     }
+    assert AcceptanceCounts.from_dict(counts.as_dict()) == counts
 
 
 def test_a_tree_counts_depths_and_not_nodes() -> None:
