@@ -29,6 +29,7 @@ from neuron_spec.backends.base import (
     TokenLogprobs,
 )
 from neuron_spec.engine import Session
+from neuron_spec.engine.tokenizer import check_text
 from neuron_spec.serving.app import create_session_app
 from neuron_spec.serving.logs import log_config
 from neuron_spec.serving.server import DrainingServer, bind
@@ -82,9 +83,10 @@ class AnySpeculator:
         assert self.go.wait(20)
         results = []
         for slot, row in sorted(self.rows.items()):
-            accepted = row.position % (num_draft_tokens + 1)
+            drafted = num_draft_tokens if row.decoding.speculate else 0
+            accepted = row.position % (drafted + 1)
             tokens, logprobs = self._take(row, accepted + 1)
-            results.append(StepResult(slot, tokens, num_draft_tokens, accepted, logprobs))
+            results.append(StepResult(slot, tokens, drafted, accepted, logprobs))
         return results
 
     def release(self, slot: int) -> None:
@@ -111,9 +113,11 @@ class Words(WordTokenizer):
 
     def encode(self, prompt: object) -> tuple[int, ...]:
         if isinstance(prompt, str):
+            check_text(prompt, "prompt")  # as a model's tokenizer does
             return tuple(self._id(word) for word in prompt.split())
         parts = list(prompt)  # type: ignore[call-overload]
         if parts and isinstance(parts[0], dict):
+            check_text("".join(m["content"] for m in parts), "messages")
             return tuple(self._id(word) for m in parts for word in m["content"].split())
         return tuple(parts)
 
@@ -121,7 +125,7 @@ class Words(WordTokenizer):
     def _id(word: str) -> int:
         if word.isdecimal() and int(word) < 100:
             return int(word)
-        return 3 + sum(word.encode("utf-8", "replace")) % 97
+        return 3 + sum(word.encode()) % 97
 
 
 def any_app(speculator: AnySpeculator | None = None, **settings: Any) -> FastAPI:

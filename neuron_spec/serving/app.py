@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neuron_spec.artifacts import Artifact
@@ -18,6 +18,8 @@ from neuron_spec.metrics.prometheus import CONTENT_TYPE
 from neuron_spec.serving.errors import add_error_handlers
 from neuron_spec.serving.gateway import Gate, Gateway
 from neuron_spec.serving.model import ServedModel, respond
+from neuron_spec.serving.openapi import ANSWERS, ERRORS
+from neuron_spec.serving.page import add_page
 from neuron_spec.serving.settings import ServerSettings
 from neuron_spec.serving.streaming import Batches, Endpoint
 from neuron_spec.serving.wire import ChatRequest, CompletionRequest
@@ -70,6 +72,7 @@ def create_app(
     manifest = artifact.manifest
     card = {
         "backend": manifest.backend,
+        "draft_method": manifest.spec["draft"]["method"],
         "speculation": manifest.speculation and speculate,
         "num_draft_tokens": manifest.num_draft_tokens if speculate else 0,
         "verification_rule": manifest.spec["verification"]["rule"],
@@ -106,6 +109,7 @@ def _app(load: Callable[[], ServedModel], settings: ServerSettings) -> FastAPI:
     add_error_handlers(app)
     _add_answers(app)
     _add_state(app)
+    add_page(app)
     return app
 
 
@@ -126,32 +130,34 @@ def _add_answers(app: _GatedApp) -> None:
         await batches.aclose()
         return result
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=ANSWERS)
     async def completions(http: Request, request: CompletionRequest) -> Any:
         """Continue a prompt."""
         return await answer(http, request, "completion")
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=ANSWERS)
     async def chat_completions(http: Request, request: ChatRequest) -> Any:
         """Answer a conversation."""
         return await answer(http, request, "chat")
 
 
-def _add_state(app: _GatedApp) -> None:
-    def health() -> dict[str, Any]:
-        worker = app.state.model.worker
-        is_live = worker.is_alive and not worker.is_broken
-        status = "engine stopped" if not worker.is_alive else "engine failing"
-        if is_live:
-            status = "draining" if app.gate.is_closed else "ok"
-        return {"status": status, "live": is_live, "ready": status == "ok"}
+def health(app: FastAPI) -> dict[str, Any]:
+    """Whether only a new start helps (`live` is false), and whether requests are taken."""
+    worker, gate = app.state.model.worker, app.gate  # type: ignore[attr-defined]
+    is_live = worker.is_alive and not worker.is_broken
+    status = "engine stopped" if not worker.is_alive else "engine failing"
+    if is_live:
+        status = "draining" if gate.is_closed else "ok"
+    return {"status": status, "live": is_live, "ready": status == "ok"}
 
-    @app.get("/v1/models")
+
+def _add_state(app: _GatedApp) -> None:
+    @app.get("/v1/models", responses=ERRORS)
     async def models() -> dict[str, Any]:
         """The one model, with its speculation state and the rule's claims."""
         return {"object": "list", "data": [app.state.model.card()]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=ERRORS)
     async def model(name: str) -> dict[str, Any]:
         """The same by its name."""
         card: dict[str, Any] = app.state.model.card()
@@ -162,23 +168,23 @@ def _add_state(app: _GatedApp) -> None:
     @app.get("/health")
     async def whole_health() -> JSONResponse:
         """200 where requests are taken; the engine's load and speculation state."""
-        told = health()
+        told = health(app)
         told |= app.state.model.state()
         return JSONResponse(told, status_code=200 if told["ready"] else 503)
 
     @app.get("/health/live")
     async def live() -> JSONResponse:
         """503 where only a new start helps."""
-        told = health()
+        told = health(app)
         return JSONResponse(told, status_code=200 if told["live"] else 503)
 
     @app.get("/health/ready")
     async def ready() -> JSONResponse:
         """503 where no requests are taken, also while the server drains."""
-        told = health()
+        told = health(app)
         return JSONResponse(told, status_code=200 if told["ready"] else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus' text form, under vLLM's names."""
         return Response(app.state.model.metrics.render(), media_type=CONTENT_TYPE)

@@ -22,6 +22,7 @@ def requests_of(wire: CommonRequest, session: Session) -> list[Request]:
     for prompt in wire.prompts():
         request = session.request(prompt, **options)
         request.output_limit(limits)
+        request = replace(request, speculate=wire.speculate is not False)
         requests += [_with_own_seed(request, index) for index in range(wire.n or 1)]
     return requests
 

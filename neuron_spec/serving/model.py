@@ -39,6 +39,7 @@ class ServedModel:
         """`card` is what /v1/models tells beside what the session itself knows."""
         self.name, self._session, self._settings = name, session, settings
         loop = session.loop(speculate=speculate)
+        self._speculates = speculate and session.speculator.limits.num_draft_tokens > 0
         self._loop, self.worker = loop, EngineWorker(loop, observe=self._observe)
         self.metrics = ServerMetrics(
             name, loop.totals, lambda: (self.worker.num_running, self.worker.num_waiting)
@@ -58,6 +59,7 @@ class ServedModel:
             "can_sample": limits.can_sample,
             "default_temperature": 1.0 if limits.can_sample else 0.0,
             "has_logprobs": limits.has_logprobs,
+            "always_drafts": limits.always_drafts,
             **self._given_card,
         }
 
@@ -84,6 +86,8 @@ class ServedModel:
         """
         if wire.model != self.name:
             raise RequestError("no such model", field="model", found=wire.model)
+        if wire.speculate and not self._speculates:
+            raise RequestError("this server drafts nothing", field="speculate", found="true")
         # In a thread, so that tokenizing a long prompt holds nobody else up.
         requests = await asyncio.to_thread(requests_of, wire, self._session)
         self._check_room(wire, len(requests))
@@ -95,6 +99,9 @@ class ServedModel:
             echoes=self._echoes(wire, requests),
             token_bytes=None if wire.num_logprobs is None else self._session.tokenizer.token_bytes,
             tells_acceptance=wire.wants_acceptance,
+            tells_tokens=bool(wire.include_tokens),
+            tells_running_usage=wire.wants_running_usage,
+            choices_per_prompt=wire.n or 1,
         )
         timeout_s = self._settings.request_timeout_s
         return answer, self.worker.events(requests, timeout_s=timeout_s)

@@ -39,9 +39,12 @@ class Answer:
 
     Attributes:
         num_prompt_tokens: of all prompts, each counted once however many choices it has.
+        choices_per_prompt: OpenAI's `n`.
         echoes: text before every choice, the prompt where `echo` asks for it.
         token_bytes: how tokens are spelt where log-probabilities are wanted; None where not.
         tells_acceptance: whether usage has the counts of drafted and accepted tokens.
+        tells_running_usage: whether every chunk has the usage so far.
+        tells_tokens: whether choices list their tokens with their origins.
     """
 
     endpoint: Endpoint
@@ -50,9 +53,13 @@ class Answer:
     echoes: Sequence[str] = ("",)
     token_bytes: TokenBytes | None = None
     tells_acceptance: bool = False
+    tells_running_usage: bool = False
+    tells_tokens: bool = False
+    choices_per_prompt: int = 1
     identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0
     acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     reasons: dict[int, str] = field(default_factory=dict)
     ttft_s: float | None = None
@@ -78,6 +85,8 @@ class Answer:
                 self.num_output_tokens += 1
             else:
                 self.acceptance.add(event.acceptance)
+                if index % self.choices_per_prompt == 0:
+                    self.num_cached_tokens += event.num_cached_tokens
                 self.reasons[index] = _FINISH_REASONS[event.reason]
                 if event.timing.ttft_s is not None:
                     self.ttft_s = min(self.ttft_s or event.timing.ttft_s, event.timing.ttft_s)
@@ -88,6 +97,7 @@ class Answer:
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
         if self.tells_acceptance:
             counts["acceptance"] = self.acceptance.as_dict()
@@ -98,7 +108,8 @@ class Answer:
         logprobs = None
         if self.token_bytes is not None and tokens:
             logprobs = _LOGPROBS[self.endpoint](tokens, self.token_bytes)
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": None}
+        listed = {"tokens": [_token(event) for event in tokens]} if self.tells_tokens else {}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": None, **listed}
 
 
 async def whole(answer: Answer, batches: Batches) -> dict[str, Any]:
@@ -149,16 +160,27 @@ def _opening(answer: Answer) -> Iterator[str]:
 
 
 def _batch(answer: Answer, index: int, events: Sequence[Event]) -> str:
-    answer.take(index, events)
     parts = []
     for event in events:
+        answer.take(index, [event])
         tokens = [event] if isinstance(event, TokenEvent) else []
-        if event.text or (tokens and answer.token_bytes is not None):
+        is_wanted = answer.tells_tokens or answer.token_bytes is not None
+        if event.text or (tokens and is_wanted):
             parts.append(_chunk(answer, index, _delta(answer, event.text), tokens))
         if isinstance(event, FinishEvent):
             reason = answer.reasons[index]
             parts.append(_chunk(answer, index, _delta(answer, ""), finish_reason=reason))
     return "".join(parts)
+
+
+def _token(event: TokenEvent) -> dict[str, Any]:
+    return {
+        "id": event.token_id,
+        "text": event.text,
+        "origin": event.origin,
+        "step": event.step,
+        "num_positions": event.num_positions,
+    }
 
 
 def _delta(answer: Answer, text: str) -> dict[str, Any]:
@@ -175,7 +197,8 @@ def _chunk(
     finish_reason: str | None = None,
 ) -> str:
     choice = {**answer.choice(index, content, tokens), "finish_reason": finish_reason}
-    return _sse({**answer.head(is_chunk=True), "choices": [choice]})
+    usage = {"usage": answer.usage()} if answer.tells_running_usage else {}
+    return _sse({**answer.head(is_chunk=True), "choices": [choice], **usage})
 
 
 def _sse(data: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """The OpenAI protocol's requests as data. A field is honoured or refused by name, never ignored.
 
 Beside OpenAI's fields stand vLLM's extra ones (`top_k`, `min_p`, `repetition_penalty`,
-`min_tokens`, `ignore_eos`, `stop_token_ids`) and our own `include_acceptance`. A null means what
-leaving the field out means.
+`min_tokens`, `ignore_eos`, `stop_token_ids`) and our own `include_acceptance`, `include_tokens` and
+`speculate`. A null means what leaving the field out means.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from neuron_spec.engine.request import MAX_LOGPROBS
 from neuron_spec.engine.tokenizer import Prompt
 from neuron_spec.errors import RequestError
 
+_TEXT = {"type": "text"}
 MAX_CHOICES = 128  # a prompt, as in the OpenAI API
 _SAMPLING_FIELDS = (
     "top_p",
@@ -35,9 +36,11 @@ class WireModel(BaseModel):
 
 
 class StreamOptions(WireModel):
-    """What a stream ends with."""
+    """What a stream tells beside its text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, in every chunk
+    include_obfuscation: Literal[False] | None = None  # nothing is padded here
     include_acceptance: bool | None = None
 
 
@@ -49,6 +52,8 @@ class CommonRequest(WireModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include_acceptance: bool | None = None
+    include_tokens: bool | None = None  # every token with its origin
+    speculate: bool | None = None  # false: nothing is drafted for this request
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -87,6 +92,12 @@ class CommonRequest(WireModel):
         options = self.stream_options
         return self.wants_acceptance or bool(options and options.include_usage)
 
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk tells the usage so far."""
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
     def prompts(self) -> list[Prompt]:
         """One or several prompts; each gets `n` choices."""
         raise NotImplementedError
@@ -114,17 +125,12 @@ class CommonRequest(WireModel):
             "ignore_eos": bool(self.ignore_eos),
             "max_new_tokens": self.output_limit,
             "logprobs": self.num_logprobs,
+            "response_format": None if self.response_format == _TEXT else self.response_format,
         }
 
     def _check(self) -> None:
         if self.stream_options and not self.stream:
             raise RequestError("only with stream: true", field="stream_options")
-        if self.response_format not in (None, {"type": "text"}):
-            raise RequestError(
-                "this server cannot constrain its output",
-                field="response_format",
-                expected='{"type": "text"}',
-            )
         least, most = self.min_tokens, self.output_limit
         if least is not None and most is not None and least > most:
             raise RequestError(

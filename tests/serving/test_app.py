@@ -31,6 +31,12 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "3"}
 CONVERSATION: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "3"}]}
 BOTH = [(COMPLETIONS, COMPLETION), (CHAT, CONVERSATION)]
+USAGE = {
+    "prompt_tokens": 1,
+    "completion_tokens": 6,
+    "total_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
 
 
 class Speculator(ScriptedSpeculator):
@@ -94,7 +100,7 @@ def test_a_completion(client: TestClient) -> None:
     text = "30 31 32 33 34 "
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": "stop"}
     assert body["choices"] == [choice]
-    assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
+    assert body["usage"] == USAGE
 
 
 def test_a_conversation(client: TestClient) -> None:
@@ -217,8 +223,29 @@ def test_usage_of_a_stream_on_request(client: TestClient, url: str, base: dict[s
     events = sse(client.post(url, json={**base, **options}).text)
     assert events[-1] == "[DONE]"
     assert events[-2]["choices"] == []
-    usage = {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
-    assert events[-2]["usage"] == usage
+    assert events[-2]["usage"] == USAGE
+
+
+@pytest.mark.parametrize(("url", "base"), BOTH)
+def test_usage_so_far_in_every_chunk_on_request(
+    client: TestClient, url: str, base: dict[str, Any]
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
+    request = {**base, "stream": True, "stream_options": options}
+    *events, done = sse(client.post(url, json=request).text)
+    assert done == "[DONE]"
+    counts = [event["usage"]["completion_tokens"] for event in events if event["choices"]]
+    assert counts == sorted(counts)
+    texts = [event for event in events if event["choices"] and _text(event["choices"][0])]
+    assert [event["usage"]["completion_tokens"] for event in texts] == [1, 2, 3, 4, 5]
+    assert events[-1]["usage"] == USAGE
+    without = {**request, "stream_options": {"continuous_usage_stats": True}}
+    assert "usage" not in client.post(url, json=without).text
+
+
+def _text(choice: dict[str, Any]) -> str:
+    text: str = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+    return text
 
 
 # Refusals

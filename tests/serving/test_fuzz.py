@@ -29,6 +29,8 @@ COMMON = {
     "stream": st.booleans(),
     "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
     "include_acceptance": st.booleans(),
+    "include_tokens": st.booleans(),
+    "speculate": st.booleans(),
     "stop": WORDS | st.lists(WORDS, max_size=5),
     "stop_token_ids": st.lists(IDS, max_size=3),
     "ignore_eos": st.booleans(),

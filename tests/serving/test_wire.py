@@ -22,6 +22,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("seed", 7),
     ("stop_token_ids", [5]),
     ("ignore_eos", True),
+    ("response_format", {"type": "json_object"}),
 ]
 NEUTRAL: list[tuple[str, Any]] = [
     *((field, None) for field, _ in OPTIONS),
@@ -100,7 +101,6 @@ def test_log_probabilities_of_a_completion() -> None:
     [
         (chat, {"top_logprobs": 3}, "top_logprobs"),
         (chat, {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-        (chat, {"response_format": {"type": "json_object"}}, "response_format"),
         (completion, {"min_tokens": 17}, "min_tokens"),
         (completion, {"best_of": 2}, "best_of"),
         (completion, {"best_of": 1, "n": 2}, "best_of"),
