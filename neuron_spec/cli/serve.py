@@ -40,6 +40,14 @@ from neuron_spec.cli.common import progress_bars, say
     help="Choices that may wait for a slot; more get 429.",
 )
 @click.option(
+    "--prefix-cache-mb",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    help="Memory for beginnings of prompts, in MiB, so that prompts which begin the same start "
+    "sooner; 0 keeps none.",
+)
+@click.option(
     "--max-body-mb",
     type=click.FloatRange(0, min_open=True),
     default=4.0,
@@ -64,10 +72,34 @@ from neuron_spec.cli.common import progress_bars, say
     "--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True
 )
 @click.option("--no-warm-up", is_flag=True, help="Do not run every graph once before serving.")
-def command(artifact: Path, host: str, port: int, **options: Any) -> None:
+@click.option(
+    "--ray", is_flag=True, help="Serve replicas on Ray: RAY_ADDRESS, or one started here."
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="With --ray: processes with the artifact.",
+)
+@click.option(
+    "--max-replicas",
+    type=click.IntRange(1),
+    help="With --ray: how many Ray may start under load.  [default: --replicas]",
+)
+@click.option(
+    "--cpus-per-replica",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="With --ray: CPUs set aside for one; NeuronCores are the artifact's TP degree.",
+)
+def command(artifact: Path, host: str, port: int, ray: bool, **options: Any) -> None:
     """Serve ARTIFACT: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
     from neuron_spec.errors import DependencyError
 
+    if not ray:
+        _refuse_given("replicas", "max_replicas", "cpus_per_replica")
     try:
         from neuron_spec.serving.server import bind
     except ImportError as error:
@@ -75,7 +107,45 @@ def command(artifact: Path, host: str, port: int, **options: Any) -> None:
             "not installed", where=error.name, mend="pip install 'neuron-spec[serve]'"
         ) from error
     with bind(host, port) as listening:  # before the model is loaded
-        _serve(artifact, host, listening, options)
+        if not ray:
+            _serve(artifact, host, listening, options)
+            return
+        port = listening.getsockname()[1]
+    _serve_replicas(artifact, host, port, options)  # Ray's proxy takes the address itself
+
+
+def _refuse_given(*names: str) -> None:
+    for name in names:
+        if (
+            click.get_current_context().get_parameter_source(name)
+            == click.core.ParameterSource.COMMANDLINE
+        ):
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --ray")
+
+
+def _serve_replicas(artifact: Path, host: str, port: int, options: dict[str, Any]) -> None:
+    from neuron_spec.scaling.run import run
+    from neuron_spec.scaling.settings import read_settings
+    from neuron_spec.serving.settings import read_api_keys
+
+    key_file = options.pop("api_key_file")
+    keys = read_api_keys(key_file)
+    args = {
+        "artifact": str(artifact.absolute()),
+        "speculate": not options.pop("no_speculation"),
+        "warm_up": not options.pop("no_warm_up"),
+        "request_timeout_s": options.pop("request_timeout"),
+        "drain_s": options.pop("drain_timeout"),
+        "api_key_file": key_file and str(key_file.absolute()),
+        "requires_api_key": bool(keys),
+        **options,
+    }
+    say(f"starting {options['replicas']} x {artifact} on Ray; OpenAI base URL: {_url(host, port)}")
+    run(read_settings(args), host=host, port=port, say=say)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def _serve(artifact: Path, host: str, listening: Any, options: dict[str, Any]) -> None:
@@ -86,15 +156,14 @@ def _serve(artifact: Path, host: str, listening: Any, options: dict[str, Any]) -
     from neuron_spec.serving.server import serve
 
     settings, opened = _settings(options), open_artifact(artifact)
-    shown_host = f"[{host}]" if ":" in host else host
-    base = f"http://{shown_host}:{listening.getsockname()[1]}"
-    say(f"loading {opened.directory}; OpenAI base URL: {base}/v1")
+    say(f"loading {opened.directory}; OpenAI base URL: {_url(host, listening.getsockname()[1])}")
     session = open_session(opened)
     if not options["no_warm_up"]:
         start = time.monotonic()
         with progress_bars() as report:
             count = warm_up(session.speculator, session.draft_length, report=report)
         say(f"warmed up: {count} passes in {time.monotonic() - start:.1f} s")
+    session.cache_prefixes(options["prefix_cache_mb"] << 20)
     app = create_app(
         opened,
         session=session,
