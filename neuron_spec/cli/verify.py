@@ -21,6 +21,8 @@ from neuron_spec.cli.common import json_option, out, plain, print_json, progress
     "--against", metavar="OTHER",
     help="An artifact, spec.toml or http://…/v1#model instead of ARTIFACT without speculation.",
 )  # fmt: skip
+@click.option("--body", metavar="JSON", help="Fields to add to ARTIFACT's requests: an endpoint's.")
+@click.option("--against-body", metavar="JSON", help="The same for OTHER, or for speculation off.")
 @click.option(
     "--level", type=click.IntRange(1, 3),
     help="1 identity, 2 distribution, 3 quality.  [default: the strongest that the rule states]",
@@ -37,7 +39,7 @@ from neuron_spec.cli.common import json_option, out, plain, print_json, progress
 )  # fmt: skip
 @click.option(
     "-t", "--temperature", type=click.FloatRange(min=0),
-    help="Of levels 2 and 3.  [default: 1; 0 for the greedy rule]",
+    help="0 is greedy.  [default: 0 for the greedy rule and at level 1, sample-match apart; 1]",
 )  # fmt: skip
 @click.option(
     "--samples", type=click.IntRange(min=1),
@@ -68,28 +70,38 @@ def command(
     candidate: str,
     against: str | None,
     prompts: Path,
+    body: str | None,
+    against_body: str | None,
     limit: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Compare ARTIFACT with speculation on and off, or with OTHER.
 
-    Level 1 compares greedy output token by token; at a divergence the target's logits tell a
-    near-tie (rounding) from a defect. Level 2 tests sampled outputs for a difference of their
-    distributions. Level 3 compares metrics within a margin. Exit code 0 if the level held, 1 if
-    not, 2 for bad input.
+    Level 1 compares output token by token, greedy, or with rule sample-match sampled with the same
+    seeds; at a divergence the target's logits tell a near-tie (rounding) from a defect. Level 2
+    tests sampled outputs for a difference of their distributions. Level 3 compares metrics within a
+    margin. Exit code 0 if the level held, 1 if not, 2 for bad input.
     """
     from neuron_spec.bench.workload import read_workload
+    from neuron_spec.client import extra_fields
     from neuron_spec.equivalence.opening import open_pair
     from neuron_spec.equivalence.verdict import strongest_level
 
     rows = read_workload(prompts, limit=limit)
-    pair = open_pair(candidate, against)
-    spec = pair[1].spec or pair[0].spec
-    level = options.pop("level") or (strongest_level(spec.verification) if spec else 1)
+    pair = open_pair(
+        candidate, against, extra=extra_fields(body), against_extra=extra_fields(against_body)
+    )
+    spec = pair[1].spec  # what an endpoint promises is not known
+    has_seeds = all(opened.session for opened in pair)
+    strongest = strongest_level(spec.verification, has_seeds=has_seeds) if spec else 1
+    level = options.pop("level") or strongest
     if options["temperature"] is None:
-        is_greedy = level == 3 and (spec is None or spec.verification.rule == "greedy")
-        options["temperature"] = 0.0 if is_greedy else 1.0
+        named = spec.verification.rule if spec else "greedy"
+        is_greedy = named == "greedy" or (level == 1 and named != "sample-match")
+        options["temperature"] = 0.0 if is_greedy and level != 2 else 1.0
+    if level == 1 and options["temperature"] and not has_seeds:
+        raise click.UsageError("sampled output is compared by seeds, which need two ARTIFACTs")
     verdict, details = _LEVELS[level](pair, rows, spec, options)
     if as_json:
         systems = {"reference": pair[0].system.name, "candidate": pair[1].system.name}
@@ -102,12 +114,17 @@ def command(
 
 def _identity(pair: Any, rows: list[Any], spec: Any, options: dict[str, Any]) -> tuple[Any, Any]:
     from neuron_spec.equivalence.identity import NEAR_TIE_MARGINS, compare_systems
+    from neuron_spec.equivalence.ties import Seeded
     from neuron_spec.equivalence.verdict import verdict_on_identity
 
-    margin = options["near_tie_margin"]
+    margin, temperature = options["near_tie_margin"], options["temperature"]
     if margin is None:  # the coarser of both; an endpoint's type is not known
         dtypes = [opened.spec.reference.dtype if opened.spec else "bfloat16" for opened in pair]
         margin = max(NEAR_TIE_MARGINS[dtype] for dtype in dtypes)
+    seeds = [
+        Seeded(temperature, options["seed"] + place) if temperature else None
+        for place in range(len(rows))
+    ]
     comparisons: list[Any] = []
     with progress_bars() as progress:
         for index, row in enumerate(rows):
@@ -119,9 +136,12 @@ def _identity(pair: Any, rows: list[Any], spec: Any, options: dict[str, Any]) ->
                 max_new_tokens=options["max_new_tokens"] or 128,
                 near_tie_margin=margin,
                 ignore_eos=options["ignore_eos"],
+                seeded=seeds[index],
             )
-    verdict = verdict_on_identity(comparisons, spec.verification if spec else None)
+    verification = spec.verification if spec else None
+    verdict = verdict_on_identity(comparisons, verification, seeded=seeds[0])
     details = {
+        "temperature": temperature,
         "near_tie_margin": margin,
         "num_prompts": len(comparisons),
         "num_identical": sum(c.is_identical for c in comparisons),
@@ -222,7 +242,7 @@ def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:
         more = f", and {len(divergences) - 1} more" if len(divergences) > 1 else ""
         table.add_row(
             str(index),
-            str(comparison["num_output_tokens"]),
+            str(comparison["num_output_tokens"] or "-"),
             "-" if length is None else f"{length:.2f}",
             "no" if divergences else "yes",
             plain(_explain(divergences[0]) + more) if divergences else "",
@@ -232,6 +252,9 @@ def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:
 
 def _explain(divergence: dict[str, Any]) -> str:
     margin = "unknown" if divergence["margin"] is None else f"{divergence['margin']:.2e}"
+    if divergence["border_distance"] is not None:
+        margin += f", drawn {divergence['uniform']:.6f}, {divergence['border_distance']:.2e} from "
+        margin += "the border"
     return (
         f"{divergence['kind']} at output position {divergence['position']}: reference "
         f"{divergence['reference_token']}, candidate {divergence['candidate_token']}, "

@@ -1,26 +1,32 @@
-"""An OpenAI-compatible server as a system: `/v1/completions`, with log-probabilities if given."""
+"""An OpenAI-compatible server as a system, with log-probabilities if it gives them.
+
+Prompts go through /v1/completions: what both systems get is then the same. Conversations do so as
+token ids where a tokenizer is known, and through /v1/chat/completions, with the server's own chat
+template, where none is or the server has no /v1/completions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
 
+from neuron_spec.client import Answer, AnswerError, Api, OpenAIClient, is_conversation, request_of
 from neuron_spec.engine.tokenizer import Prompt, Tokenizer
 from neuron_spec.equivalence.systems import Alternative, Ask, Reply, Token
-from neuron_spec.errors import DependencyError, UserError
 
 NUM_LOGPROBS = 5  # what OpenAI's completions give at most
 _SENT = ("temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos", "presence_penalty",
          "frequency_penalty")  # fmt: skip
+_NO_ROUTE = (404, 405)
 
 
 class EndpointSystem:
-    """A server at `base_url` (up to and with `/v1`); conversations need a tokenizer to become ids.
+    """A server at `base_url` (up to and with `/v1`).
 
-    Whether the server gives log-probabilities is tried on the first request: without them
-    near-ties cannot be told from defects.
+    What the server has, completions and log-probabilities, is tried with the first prompt: without
+    log-probabilities near-ties cannot be told from defects, unless the other system tells its own.
     """
 
     max_prompt_tokens: int | None = None
@@ -32,19 +38,20 @@ class EndpointSystem:
         *,
         tokenizer: Tokenizer | None = None,
         num_connections: int = 4,
-        timeout_s: float = 600.0,
+        extra: Mapping[str, Any] | None = None,
         transport: Any = None,
     ) -> None:
-        self.name = base_url if model is None else f"{base_url}#{model}"
+        """`extra` are fields that are added to every request."""
+        self._client = OpenAIClient(base_url, model, transport=transport)
+        self.name, self._extra = self._client.name, dict(extra or {})
         self._tokenizer, self._num_connections = tokenizer, num_connections
-        self._client = _client(base_url, timeout_s, transport)
-        self._model = model or self._first_model()
+        self._has_completions = True
         self._has_logprobs: bool | None = None
 
     def reply(self, asks: Sequence[Ask]) -> list[Reply]:
         """See `System`."""
         if self._has_logprobs is None and asks:
-            self._has_logprobs = self._try_logprobs(asks[0])
+            self._has_logprobs = self._try(asks[0])
         with ThreadPoolExecutor(self._num_connections) as pool:
             return list(pool.map(self._ask, asks))
 
@@ -61,106 +68,52 @@ class EndpointSystem:
         return covering[-1].offset, sorted(found, key=lambda a: a.distance)
 
     def _ask(self, ask: Ask) -> Reply:
-        body = self._body(ask)
+        api, body = self._request(ask)
         if self._has_logprobs:
-            body["logprobs"] = NUM_LOGPROBS
-        return _reply(self._post(body))
+            body |= _logprob_fields(api)
+        return _reply(self._client.ask(api, body))
 
-    def _body(self, ask: Ask) -> dict[str, Any]:
+    def _request(self, ask: Ask) -> tuple[Api, dict[str, Any]]:
         options = {name: ask.options[name] for name in _SENT if name in ask.options}
-        seed = {} if ask.seed is None else {"seed": ask.seed}
-        return {
-            "model": self._model,
-            "prompt": self._prompt(ask.prompt),
-            "max_tokens": ask.max_new_tokens,
-            "temperature": 0,
-            **options,
-            **seed,
-        }
+        asked = {"temperature": 0, **options, "seed": ask.seed, **self._extra}
+        api, body = request_of(self._prompt(ask.prompt), asked)
+        return api, {**body, "max_tokens": ask.max_new_tokens}
 
-    def _prompt(self, prompt: Prompt) -> str | list[int]:
-        if isinstance(prompt, str):
-            return prompt
-        parts: list[Any] = list(prompt)
-        if not parts or not isinstance(parts[0], dict):
-            return parts
-        if self._tokenizer is None:
-            raise UserError(
-                "a conversation needs a tokenizer to go through /v1/completions",
-                where=self.name,
-                mend="compare with an artifact of the same target, or give plain prompts",
-            )
-        return list(self._tokenizer.encode(prompt))
+    def _prompt(self, prompt: Prompt) -> Prompt:
+        if is_conversation(prompt) and self._tokenizer is not None and self._has_completions:
+            return self._tokenizer.encode(prompt)
+        return prompt
 
-    def _try_logprobs(self, ask: Ask) -> bool:
-        body = {**self._body(ask), "max_tokens": 1, "logprobs": NUM_LOGPROBS}
-        response = self._send(body)
-        if response.status_code != 200:
+    def _try(self, ask: Ask) -> bool:
+        """Whether log-probabilities are given; notes where there are no completions."""
+        api, body = self._request(ask)
+        try:
+            answer = self._client.ask(api, {**body, "max_tokens": 1, **_logprob_fields(api)})
+        except AnswerError as error:
+            if error.status in _NO_ROUTE and api == "completions":
+                if not is_conversation(ask.prompt):
+                    raise AnswerError(
+                        "/v1/completions is not there",
+                        where=self.name,
+                        found=error.kind,
+                        mend="give prompts as `messages` to a server that knows conversations only",
+                    ) from None
+                self._has_completions = False
+                return self._try(ask)
+            if error.status is None or error.status in _NO_ROUTE:
+                raise
             return False
-        return bool((response.json()["choices"][0].get("logprobs") or {}).get("top_logprobs"))
-
-    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        response = self._send(body)
-        try:
-            data = response.json()
-        except ValueError:
-            data = None
-        if response.status_code != 200 or not isinstance(data, dict) or not data.get("choices"):
-            raise UserError(
-                "the server does not answer as OpenAI's does",
-                where=self.name,
-                found=f"{response.status_code}: {response.text[:200]}",
-                expected="/v1/completions with choices",
-            )
-        return data
-
-    def _send(self, body: dict[str, Any]) -> Any:
-        import httpx
-
-        try:
-            return self._client.post("completions", json=body)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
-
-    def _first_model(self) -> str:
-        import httpx
-
-        try:
-            models = self._client.get("models").json()["data"]
-            return str(models[0]["id"])
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
-        except (ValueError, KeyError, IndexError, TypeError):
-            mend = "name the model: URL#MODEL"
-            raise UserError("/v1/models names no model", where=self.name, mend=mend) from None
-
-    def _unreachable(self, error: Exception) -> UserError:
-        reason = str(error) or type(error).__name__
-        mend = "start the server, or mend the address: http://host:port/v1"
-        return UserError(f"cannot be reached: {reason}", where=self.name, mend=mend)
+        return bool((_reply(answer).tokens or (Token("", 0),))[0].top)
 
 
-def _client(base_url: str, timeout_s: float, transport: Any) -> Any:
-    try:
-        import httpx
-    except ImportError:
-        raise DependencyError(
-            "endpoints need httpx", mend="pip install 'neuron-spec[evaluate]'"
-        ) from None
-    try:
-        return httpx.Client(
-            base_url=base_url.rstrip("/") + "/", timeout=timeout_s, transport=transport
-        )
-    except httpx.InvalidURL as error:
-        raise UserError(f"not an address: {error}", where=base_url) from None
+def _logprob_fields(api: Api) -> dict[str, Any]:
+    if api == "completions":
+        return {"logprobs": NUM_LOGPROBS}
+    return {"logprobs": True, "top_logprobs": NUM_LOGPROBS}
 
 
-def _reply(data: dict[str, Any]) -> Reply:
-    choice, usage = data["choices"][0], data.get("usage") or {}
-    logprobs = choice.get("logprobs") or {}
-    texts: list[str] = logprobs.get("tokens") or []
-    values: list[float | None] = logprobs.get("token_logprobs") or [None] * len(texts)
-    tops: list[Any] = logprobs.get("top_logprobs") or [None] * len(texts)
+def _reply(answer: Answer) -> Reply:
+    texts, values, tops = _told(answer.logprobs or {})
     # Not `text_offset`: some servers count the prompt in it, some do not.
     offsets = accumulate(map(len, texts), initial=0)
     tokens = tuple(
@@ -168,10 +121,24 @@ def _reply(data: dict[str, Any]) -> Reply:
         for text, offset, value, top in zip(texts, offsets, values, tops, strict=False)
     )
     known = [value for value in values if value is not None]
+    prompt_tokens = (answer.usage or {}).get("prompt_tokens")
     return Reply(
-        text=str(choice.get("text", "")),
+        text=answer.text,
         tokens=tokens or None,
         logprobs=tuple(known) if known and len(known) == len(texts) else None,
-        num_tokens=usage.get("completion_tokens"),
-        num_prompt_tokens=usage.get("prompt_tokens"),
+        num_tokens=answer.num_tokens,
+        num_prompt_tokens=prompt_tokens if isinstance(prompt_tokens, int) else None,
     )
+
+
+def _told(logprobs: Mapping[str, Any]) -> tuple[list[str], list[float | None], list[Any]]:
+    """Tokens, their log-probabilities, and the likeliest ones at each, of either form."""
+    if content := logprobs.get("content"):  # of conversations
+        tops = [
+            {other["token"]: other["logprob"] for other in part.get("top_logprobs") or ()}
+            for part in content
+        ]
+        return [part["token"] for part in content], [part["logprob"] for part in content], tops
+    texts: list[str] = logprobs.get("tokens") or []
+    values: list[float | None] = logprobs.get("token_logprobs") or [None] * len(texts)
+    return texts, values, logprobs.get("top_logprobs") or [None] * len(texts)

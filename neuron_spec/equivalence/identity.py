@@ -1,23 +1,28 @@
-"""Level 1: greedy output of two systems, token by token; usually speculation off and on.
+"""Level 1: the output of two systems, token by token; usually speculation off and on.
 
-At a divergence the target's own logits decide what it was. Two tokens that are both closer to the
-best one than rounding can tell apart are a near-tie: numerics, not an error. Anything else is a
-defect. After it the candidate is given the reference's prefix again, so that what follows is
+Greedy, or sampled with the same seed on both sides, which is what the rule `sample-match` promises.
+At a divergence the target's own logits decide what it was, see `ties.py`: numerics, a near-tie, or
+else a defect. After it the candidate is given the reference's prefix again, so that what follows is
 compared too and one near-tie does not hide a later defect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 from neuron_spec.engine.session import Session
 from neuron_spec.engine.tokenizer import Prompt
 from neuron_spec.equivalence.systems import Alternative, Ask, Reply, SessionSystem, System
-
-Kind = Literal["near-tie", "defect"]
+from neuron_spec.equivalence.ties import (
+    Divergence,
+    Kind,
+    Seeded,
+    greedy_divergence,
+    sampled_divergence,
+)
 
 # Largest distance of the two best logits that rounding may reorder, by dtype. Logits of language
 # models lie within about ±32, where one unit in the last place is 4e-6 (float32), 0.016 (float16)
@@ -29,26 +34,6 @@ MAX_DIVERGENCES = 16
 
 MAX_TOKENS_BACK = 3
 """How many tokens before a differing character are looked at for the choice that led to it."""
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """An output position at which two systems differ.
-
-    Attributes:
-        position: of the token, or of the character where only text is compared.
-        reference_token, candidate_token: ids, or texts; None where an output has ended.
-        margin: logit of the reference's token minus logit of the other one, by a fresh prefill of
-            the common prefix; None where no logits are told or one output simply ended.
-        top2_margin: distance of the two best logits there.
-    """
-
-    position: int
-    reference_token: int | str | None
-    candidate_token: int | str | None
-    margin: float | None
-    top2_margin: float | None
-    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -121,14 +106,20 @@ def compare_systems(
     max_new_tokens: int,
     near_tie_margin: float,
     ignore_eos: bool = False,
+    seeded: Seeded | None = None,
 ) -> list[Comparison]:
-    """Have every prompt answered greedily by both and compare.
+    """Have every prompt answered by both and compare.
 
     Args:
         near_tie_margin: see `NEAR_TIE_MARGINS`; in units of logits.
+        seeded: sample, each prompt with a seed of its own from this one on, the same on both sides;
+            None decodes greedily. Only systems of this process draw the same numbers.
     """
-    options = {"ignore_eos": True} if ignore_eos else {}
+    options: dict[str, Any] = {"ignore_eos": True} if ignore_eos else {}
     asks = [Ask(prompt, max_new_tokens, options) for prompt in prompts]
+    if seeded is not None:
+        options["temperature"] = seeded.temperature
+        asks = [replace(ask, seed=seeded.seed + number) for number, ask in enumerate(asks)]
     pair = _Pair(reference, candidate, near_tie_margin)
     replies = zip(asks, reference.reply(asks), candidate.reply(asks), strict=True)
     return [pair.compare(*each) for each in replies]
@@ -167,19 +158,21 @@ class _Pair:
         own = ids[position] if position < len(ids) else None
         index = position - start
         other = other_ids[index] if index < len(other_ids) else None
-        logits = None
+        logits, num_prompt = None, 0
         if own is not None and other is not None and isinstance(self.reference, SessionSystem):
             prompt_ids = self.reference.session.tokenizer.encode(ask.prompt)
+            num_prompt = len(prompt_ids)
             logits = self.reference.scores((*prompt_ids, *ids[:position]))
         if logits is None or own is None or other is None:
             return Divergence(position, own, other, None, None, "defect"), position + 1
-        best, second = logits.topk(2).values.tolist()
-        own_logit, other_logit = float(logits[own]), float(logits[other])
-        # Both near the best: two poor tokens may be close to each other without any rounding.
-        is_tie = best - min(own_logit, other_logit) <= self.near_tie_margin
-        kind: Kind = "near-tie" if is_tie else "defect"
-        divergence = Divergence(position, own, other, own_logit - other_logit, best - second, kind)
-        return divergence, position + 1
+        tokens, margin = (own, other), self.near_tie_margin
+        temperature = ask.options.get("temperature", 0)
+        if not temperature or ask.seed is None:
+            found = greedy_divergence(position, tokens, logits, near_tie_margin=margin)
+        else:
+            drawn = (Seeded(temperature, ask.seed), num_prompt + position)
+            found = sampled_divergence(position, tokens, logits, drawn, near_tie_margin=margin)
+        return found, position + 1
 
     def _by_text(
         self, ask: Ask, reference: Reply, candidate: Reply, places: tuple[int, int]

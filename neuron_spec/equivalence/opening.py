@@ -8,10 +8,12 @@ http://host:8000/v1     an OpenAI-compatible endpoint; #MODEL after it names the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from neuron_spec.artifacts import Artifact, open_artifact
 from neuron_spec.engine.session import Session, open_session
@@ -33,18 +35,31 @@ class Opened:
     session: Session | None
 
 
-def open_pair(candidate: str, against: str | None) -> tuple[Opened, Opened]:
+def open_pair(
+    candidate: str,
+    against: str | None,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    against_extra: Mapping[str, Any] | None = None,
+) -> tuple[Opened, Opened]:
     """(reference, candidate); without `against` the reference is the candidate without speculation.
 
+    Args:
+        extra, against_extra: fields added to the requests of each, where it is an endpoint: some
+            servers switch speculation by them.
+
     Raises:
-        UserError: an endpoint alone: nobody can switch its speculation off from outside.
+        UserError: an endpoint alone, without fields that make it two systems.
     """
+    if against is None and is_endpoint(candidate) and extra != against_extra:
+        against = candidate
     if against is None:
         if is_endpoint(candidate):
             raise UserError(
                 "an endpoint alone cannot be compared with itself",
                 where=candidate,
-                mend="name what to compare it with: --against ARTIFACT@off, or another endpoint",
+                mend="name what to compare it with: --against ARTIFACT@off, another endpoint, or "
+                "--body with the fields that switch its speculation",
             )
         opened = open_system(candidate)
         assert opened.session is not None
@@ -52,22 +67,26 @@ def open_pair(candidate: str, against: str | None) -> tuple[Opened, Opened]:
         return Opened(off, opened.spec, opened.session), opened
     first = None if is_endpoint(candidate) else open_system(candidate)
     tokenizer = first.session.tokenizer if first and first.session else None
-    reference = open_system(against, tokenizer=tokenizer)
+    reference = open_system(against, tokenizer=tokenizer, extra=against_extra)
     if first is None:
         own = reference.session.tokenizer if reference.session else None
-        first = open_system(candidate, tokenizer=own)
+        first = open_system(candidate, tokenizer=own, extra=extra)
     return reference, first
 
 
-def open_system(name: str, *, tokenizer: Tokenizer | None = None) -> Opened:
+def open_system(
+    name: str, *, tokenizer: Tokenizer | None = None, extra: Mapping[str, Any] | None = None
+) -> Opened:
     """Open one system.
 
     Args:
         tokenizer: what turns conversations into ids for an endpoint.
+        extra: fields added to an endpoint's requests.
     """
     if is_endpoint(name):
         url, _, model = name.partition("#")
-        return Opened(EndpointSystem(url, model or None, tokenizer=tokenizer), None, None)
+        endpoint = EndpointSystem(url, model or None, tokenizer=tokenizer, extra=extra)
+        return Opened(endpoint, None, None)
     path, at, suffix = name.rpartition("@")
     if not at or suffix not in _SUFFIXES:
         path, suffix = name, "on"

@@ -121,7 +121,10 @@ class SessionSystem:
 
     def scores(self, prefix: Sequence[int]) -> Any | None:
         """[vocab] logits of the token after a prefix; None where a device keeps them."""
-        result = self.session.speculator.prefill(0, prefix)
+        try:
+            result = self.session.speculator.prefill(0, prefix)
+        except ValueError:  # longer than the graphs for prompts
+            return None
         self.session.speculator.release(0)
         return result.logits
 

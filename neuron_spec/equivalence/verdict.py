@@ -9,6 +9,7 @@ from typing import Any
 from neuron_spec.equivalence.distribution import FitResult
 from neuron_spec.equivalence.identity import Comparison
 from neuron_spec.equivalence.quality import QualityResult
+from neuron_spec.equivalence.ties import Seeded
 from neuron_spec.metrics.estimates import proportion
 from neuron_spec.spec.guarantees import LEVELS, claims_of
 from neuron_spec.spec.schema import VerificationSpec
@@ -38,21 +39,27 @@ class Verdict:
         return asdict(self)
 
 
-def strongest_level(verification: VerificationSpec) -> int:
-    """The level to test: the strongest that the rule states; 3 where it states none."""
+def strongest_level(verification: VerificationSpec, *, has_seeds: bool = True) -> int:
+    """The level to test: the strongest that the rule states; 3 where it states none.
+
+    Args:
+        has_seeds: whether one seed means the same random numbers on both sides, as it does in one
+            process: sample match states identity for these only.
+    """
     for level, claim in enumerate(claims_of(verification), start=1):
-        # Sample match states identity only for equal random numbers; sampled outputs in general
-        # share their distribution.
-        needs_seeds = level == 1 and verification.rule != "greedy"
+        needs_seeds = level == 1 and verification.rule != "greedy" and not has_seeds
         if claim.status == "stated" and not needs_seeds:
             return level
     return len(LEVELS)
 
 
 def verdict_on_identity(
-    comparisons: Sequence[Comparison], verification: VerificationSpec | None
+    comparisons: Sequence[Comparison],
+    verification: VerificationSpec | None,
+    *,
+    seeded: Seeded | None = None,
 ) -> Verdict:
-    """Level 1."""
+    """Level 1, of greedy output or of `seeded` samples."""
     num_defects = sum(comparison.num_defects for comparison in comparisons)
     divergences = sum(len(comparison.divergences) for comparison in comparisons)
     identical = sum(comparison.is_identical for comparison in comparisons)
@@ -62,11 +69,17 @@ def verdict_on_identity(
         f"{identical} of {count} identical, {divergences - num_defects} near-tie(s), "
         f"{num_defects} defect(s)"
     )
-    notes = _few(count)
+    if seeded is not None:
+        summary += f", sampled at temperature {seeded.temperature:g} from seed {seeded.seed} on"
+    by_text = any(
+        c.reference.token_ids is None or c.candidate.token_ids is None for c in comparisons
+    )
+    notes = [*_few(count), *_limits(comparisons, by_text)]
+    unit = "characters" if by_text else "positions"
     if not num_defects:
         bound = proportion(0, max(1, count)).high
         notes.append(
-            f"{positions} positions of {count} prompt(s) compared: up to {bound:.0%} of prompts "
+            f"{positions} {unit} of {count} prompt(s) compared: up to {bound:.0%} of prompts "
             "like these could still hold a defect (95 %)"
         )
     cut = [c for c in comparisons if c.divergences and c.num_compared < _length(c)]
@@ -134,6 +147,23 @@ def _verdict(
     if claim.status != "stated" and level < len(LEVELS):
         notes = [*notes, "the rule does not state this level: a difference is no defect of its own"]
     return Verdict(level, name, held, summary, told, tuple(notes))
+
+
+def _limits(comparisons: Sequence[Comparison], by_text: bool) -> list[str]:
+    """What the comparison could not see."""
+    notes = []
+    if by_text:
+        notes.append("compared by text: another way to spell the same text as tokens is not seen")
+    blind = [d for c in comparisons for d in c.divergences if d.margin is None]
+    if any(d.reference_token is not None and d.candidate_token is not None for d in blind):
+        notes.append("no log-probabilities are told: a near-tie counts as a defect here")
+    tolerances = [d.border_tolerance for c in comparisons for d in c.divergences]
+    known = [tolerance for tolerance in tolerances if tolerance is not None]
+    if known:
+        notes.append(
+            f"near-tie: the number drawn within {max(known):.2g} of a border between two shares"
+        )
+    return notes
 
 
 def _few(num_prompts: int) -> list[str]:

@@ -95,13 +95,52 @@ def test_answers_come_in_the_order_of_the_questions() -> None:
     assert [reply.text for reply in replies] == [f"to q{n}" for n in range(9)]
 
 
-def test_a_conversation_needs_a_tokenizer() -> None:
+def test_conversations_become_ids_where_a_tokenizer_is_known() -> None:
     messages = [{"role": "user", "content": "7 8"}]
     asked: list[dict[str, Any]] = []
     system(lambda body: completion("a"), asked, tokenizer=WordTokenizer()).reply([Ask(messages, 2)])
     assert asked[-1]["prompt"] == [7, 8]
-    with pytest.raises(UserError, match="needs a tokenizer"):
-        system(lambda body: completion("a")).reply([Ask(messages, 2)])
+
+
+CHAT_TOP = [{"token": "a", "logprob": -0.1}, {"token": "z", "logprob": -2.1}]
+
+
+def chat_only(request: httpx.Request) -> httpx.Response:
+    """Knows conversations only, and streams whatever it is asked for; tells no usage."""
+    if request.url.path != "/v1/chat/completions":
+        return httpx.Response(404, json={"detail": "Not Found"})
+    body = json.loads(request.content)
+    logprobs = {"content": [{"token": "a", "logprob": -0.1, "top_logprobs": CHAT_TOP}]}
+    chunks = [
+        {"choices": [{"delta": {"role": "assistant"}}]},
+        {"choices": [{"delta": {"content": "a"}, "logprobs": logprobs}]},
+        {"choices": [{"delta": {"content": f" {body['max_tokens']}"}}]},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+    ]
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+
+@pytest.mark.parametrize("tokenizer", [None, WordTokenizer()])
+def test_a_server_of_conversations_only(tokenizer: WordTokenizer | None) -> None:
+    endpoint = EndpointSystem(
+        "http://test/v1", "m", tokenizer=tokenizer, transport=httpx.MockTransport(chat_only)
+    )
+    (reply,) = endpoint.reply([Ask([{"role": "user", "content": "7 8"}], 3)])
+    assert (reply.text, reply.num_tokens, reply.token_ids) == ("a 3", None, None)
+    assert endpoint.alternatives("p", reply, 0) == (
+        0,
+        [Alternative("a", 0.0), Alternative("z", pytest.approx(2.0))],
+    )
+    text_only = EndpointSystem("http://test/v1", "m", transport=httpx.MockTransport(chat_only))
+    with pytest.raises(UserError, match="give prompts as `messages`"):
+        text_only.reply([Ask("plain text", 3)])
+
+
+def test_extra_fields_go_with_every_request() -> None:
+    asked: list[dict[str, Any]] = []
+    system(lambda body: completion("a"), asked, extra={"switch": 1}).reply([Ask("p", 2)])
+    assert [body["switch"] for body in asked] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +150,8 @@ def test_a_server_of_another_protocol_is_told(answer: Any) -> None:
     def handler(body: dict[str, Any]) -> Any:
         return completion("a") if body["max_tokens"] == 1 else answer
 
-    with pytest.raises(UserError, match="does not answer"):
+    words = "status 500|does not answer|no choice"
+    with pytest.raises(UserError, match=words):
         system(handler).reply([Ask("p", 2)])
 
 
