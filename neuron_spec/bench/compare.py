@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from neuron_spec.bench.record import NOT_TOLD
 from neuron_spec.bench.run import Run
 from neuron_spec.metrics.estimates import CONFIDENCE, Estimate, normal_quantile
 
 # What has to be the same, by its place in the record, and why.
 _SAME = {
+    "measured": "over HTTP the network and the server's queue are in the figures",
     "target.sha256": "another target writes other text at another speed",
+    "machine.server": "another machine has another speed",
     "precision": "arithmetic of another width has another speed",
     "machine": "another machine, or another number of threads, has another speed",
     "backend": "another backend computes otherwise",
@@ -19,21 +22,32 @@ _SAME = {
     "options": "output lengths and sampling decide how much is drafted and accepted",
 }
 # What two runs are compared for: told, and allowed to differ.
-_TOLD = ("draft", "rule", "shape", "libraries", "neuron_spec_version", "artifact.name")
+_TOLD = (
+    "draft",
+    "rule",
+    "shape",
+    "libraries",
+    "neuron_spec_version",
+    "artifact.name",
+    "endpoints",
+    "off",
+)
 
 
 def differences(first: Run, second: Run) -> tuple[list[str], list[str]]:
     """(what forbids a comparison, what the comparison is about), each as sentences."""
-    forbidding = []
+    forbidding: list[str] = []
+    told: list[str] = []
     for place, reason in _SAME.items():
         one, other = _at(first["record"], place), _at(second["record"], place)
-        if one != other:
-            forbidding.append(f"{place}: {_difference(one, other)}: {reason}")
-    told = []
+        if NOT_TOLD in (one, other):
+            told.append(f"{place}: not told by an endpoint, so that it may differ: {reason}")
+        elif one != other:
+            forbidding.append(f"{place}: {difference(one, other)}: {reason}")
     for place in _TOLD:
         one, other = _at(first["record"], place), _at(second["record"], place)
         if one != other:
-            told.append(f"{place}: {_difference(one, other)}")
+            told.append(f"{place}: {difference(one, other)}")
     if _claims(first) != _claims(second):
         told.append("claims: the two rules do not promise the same; see `verify`")
     return forbidding, told
@@ -52,7 +66,8 @@ def compare_runs(first: Run, second: Run) -> dict[str, Any]:
     loads = []
     others = {_key(load): load for load in second["loads"]}
     for load in first["loads"]:
-        if (other := others.get(_key(load))) is not None:
+        other = others.get(_key(load), {})
+        if load["throughput_tokens_per_s"] and other.get("throughput_tokens_per_s"):
             loads.append(_compared(load, other))
     return {"comparable": True, "forbidding": [], "told": told, "loads": loads}
 
@@ -105,7 +120,7 @@ def _at(record: Mapping[str, Any], place: str) -> Any:
     return value
 
 
-def _difference(one: Any, other: Any) -> str:
+def difference(one: Any, other: Any) -> str:
     """Only the parts that differ, short enough to read."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         names = sorted(n for n in {*one, *other} if one.get(n) != other.get(n))

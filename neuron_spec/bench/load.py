@@ -13,72 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neuron_spec.bench.peers import Peer
+from neuron_spec.bench.rounds import BY_LOAD, OFF, ON, Round, Rounds, Served, rotated
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.engine.draft_length import DraftLength
-from neuron_spec.engine.events import FailEvent, FinishEvent, Timing, TokenEvent
+from neuron_spec.engine.events import FailEvent, FinishEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.engine.session import Session
 from neuron_spec.errors import RequestError, UserError
-from neuron_spec.metrics import AcceptanceCounts
 
-OFF, ON, BY_LOAD = "off", "on", "by-load"
 WARM_UP_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class Served:
-    """One request that was served: its row in the workload, what came out, and when.
-
-    Attributes:
-        pieces: (text, origin of the token that completed it), in order.
-    """
-
-    row: int
-    token_ids: tuple[int, ...]
-    text: str
-    pieces: tuple[tuple[str, str], ...]
-    acceptance: AcceptanceCounts
-    timing: Timing
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of this request alone, prompt processing included."""
-        return len(self.token_ids) / self.timing.total_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first."""
-        return self.timing.tpot_s(len(self.token_ids))
-
-
-@dataclass(frozen=True)
-class Round:
-    """All rows once, in one way of decoding, with so many requests in flight."""
-
-    way: str
-    concurrency: int
-    repetition: int
-    wall_s: float
-    requests: tuple[Served, ...]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Output tokens of all requests over the time of the round."""
-        return sum(len(request.token_ids) for request in self.requests) / self.wall_s
-
-
-@dataclass
-class Rounds:
-    """A whole run: the measured rounds, what a peer made of the rows, and the warm-up's time."""
-
-    rounds: list[Round] = field(default_factory=list)
-    peer_tokens_per_s: dict[int, list[float]] = field(default_factory=dict)
-    warm_up_s: float = 0.0
-
-    def of(self, way: str, concurrency: int) -> list[Round]:
-        """The repetitions of one way at one concurrency, in order."""
-        return [r for r in self.rounds if (r.way, r.concurrency) == (way, concurrency)]
+NO_OFF = (
+    "its graph drafts and verifies in every step, so that a step without speculation takes as long"
+)
+NO_OFF_MEND = "give --off an artifact of the same target with draft.method 'none'"
 
 
 @dataclass(frozen=True)
@@ -94,12 +42,33 @@ class LoadSettings:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def ways_of(session: Session) -> dict[str, DraftLength]:
-    """Off, on, and the artifact's own `by_load` where it has one."""
-    largest = DraftLength.constant(session.speculator.limits.num_draft_tokens)
-    ways = {OFF: DraftLength(), ON: largest}
+@dataclass(frozen=True)
+class Way:
+    """A way of decoding in process."""
+
+    session: Session
+    draft_length: DraftLength
+
+    def run(self, requests: Sequence[Request], concurrency: int) -> tuple[float, list[Served]]:
+        """See `run_closed`."""
+        return run_closed(self.session, requests, self.draft_length, concurrency)
+
+
+def ways_of(session: Session, off: Session | None = None) -> dict[str, Way]:
+    """Off, on, and the artifact's own `by_load` where it has one.
+
+    Args:
+        off: of the target alone; without it the same artifact with k = 0, but for one whose steps
+            take as long then: that one has no off.
+    """
+    limits = session.speculator.limits
+    largest = DraftLength.constant(limits.num_draft_tokens)
+    ways = {}
+    if off is not None or not limits.always_drafts:
+        ways[OFF] = Way(off or session, DraftLength())
+    ways[ON] = Way(session, largest)
     if session.draft_length != largest:
-        ways[BY_LOAD] = session.draft_length
+        ways[BY_LOAD] = Way(session, session.draft_length)
     return ways
 
 
@@ -108,30 +77,42 @@ def measure_loads(
     rows: Sequence[WorkloadRow],
     settings: LoadSettings,
     *,
+    off: Session | None = None,
     peer: Peer | None = None,
     progress: Callable[[str, int, int], None] = lambda label, done, total: None,
 ) -> Rounds:
     """Run every row at every concurrency in every way, in turn.
 
+    Args:
+        off: see `ways_of`.
+
     Raises:
-        UserError: more requests at a time than the artifact holds.
+        UserError: more requests at a time than an artifact holds, or outputs of other lengths.
         RequestError: a row leaves no room for output.
     """
-    check_concurrencies(session, settings.concurrencies)
-    requests = [_request(session, row, settings.options) for row in rows]
-    ways, result = ways_of(session), Rounds()
+    ways, result = ways_of(session, off), Rounds()
+    for each in (session, *([off] if off else [])):
+        check_concurrencies(each, settings.concurrencies)
+    requests = {
+        way: [_request(each.session, row, settings.options) for row in rows]
+        for way, each in ways.items()
+    }
+    if off is not None:
+        _check_lengths(ways, requests)
+    if OFF not in ways:
+        result.notes.append(f"off is not measured: {NO_OFF}; {NO_OFF_MEND}")
     start = time.perf_counter()
-    _warm_up(session, rows[0], ways, settings)
+    _warm_up(rows[0], ways, settings)
     result.warm_up_s = time.perf_counter() - start
     total = settings.repetitions * len(settings.concurrencies) * len(ways)
     for repetition in range(settings.repetitions):
         for concurrency in settings.concurrencies:
-            for way in _rotated(list(ways), repetition):
+            for way in rotated(list(ways), repetition):
                 progress("rounds", len(result.rounds), total)
-                wall_s, served = run_closed(session, requests, ways[way], concurrency)
+                wall_s, served = ways[way].run(requests[way], concurrency)
                 result.rounds.append(Round(way, concurrency, repetition, wall_s, tuple(served)))
         if peer is not None:
-            _run_peer(session, requests, peer, result)
+            _run_peer(session, requests[ON], peer, result)
     progress("rounds", total, total)
     return result
 
@@ -217,19 +198,27 @@ def _request(session: Session, row: WorkloadRow, options: dict[str, Any]) -> Req
     return request
 
 
-def _warm_up(
-    session: Session, row: WorkloadRow, ways: dict[str, DraftLength], settings: LoadSettings
-) -> None:
+def _check_lengths(ways: dict[str, Way], requests: dict[str, list[Request]]) -> None:
+    """Longer outputs on one side would be compared with shorter ones."""
+    limits = {way: each.session.speculator.limits for way, each in ways.items()}
+    lengths = {
+        way: [request.output_limit(limits[way]) for request in own] for way, own in requests.items()
+    }
+    if lengths[OFF] != lengths[ON]:
+        totals = [limits[way].max_total_tokens for way in (ON, OFF)]
+        raise UserError(
+            "the two artifacts would not give outputs of the same lengths",
+            where="--off",
+            found=f"shape.max_total_tokens {totals[0]} and {totals[1]}",
+            mend="give a smaller --max-new-tokens, or compile both with the same shape",
+        )
+
+
+def _warm_up(row: WorkloadRow, ways: dict[str, Way], settings: LoadSettings) -> None:
     short = {**settings.options, "max_new_tokens": WARM_UP_TOKENS}
-    request = session.request(row.prompt, **short)
     for concurrency in settings.concurrencies:
-        for draft_length in ways.values():
-            run_closed(session, [request] * concurrency, draft_length, concurrency)
-
-
-def _rotated(ways: list[str], by: int) -> list[str]:
-    place = by % len(ways)
-    return ways[place:] + ways[:place]
+        for way in ways.values():
+            way.run([way.session.request(row.prompt, **short)] * concurrency, concurrency)
 
 
 def _run_peer(session: Session, requests: Sequence[Request], peer: Peer, result: Rounds) -> None:

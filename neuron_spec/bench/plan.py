@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from neuron_spec.bench.load import NO_OFF_MEND
 from neuron_spec.bench.run import Run
 from neuron_spec.errors import UserError
 from neuron_spec.metrics.costs import CostCurve
@@ -22,14 +23,40 @@ def plan_of(run: Run) -> Plan:
         UserError: the run has no step costs, or nothing was drafted in it.
     """
     if not run["step_costs"]:
-        raise UserError(
-            "the run has no step costs", mend="measure again, without --no-steps of `bench`"
-        )
-    draft = run["record"]["draft"]
-    acceptances = [prompt["acceptance"] for prompt in run["prompts"]]
+        mend = "measure again, without --no-steps of `bench`"
+        if always_drafts(run) and not run["record"].get("off"):
+            mend = f"measure again: {NO_OFF_MEND}"
+        raise UserError("the run has no step costs", mend=mend)
+    return make_plan(draft_lengths_of(run), CostCurve.from_list(run["step_costs"]))
+
+
+def always_drafts(run: Run) -> bool:
+    """Whether the artifact has one draft length, and cannot follow the load."""
+    return bool(run["record"]["draft"].get("always_drafts"))
+
+
+def planned_line(plan: Plan, run: Run) -> str:
+    """The line for `[draft]`; empty where an artifact has one draft length."""
+    return "" if always_drafts(run) else plan.as_toml
+
+
+def draft_lengths_of(run: Run) -> dict[int, Estimate]:
+    """Draft length -> tokens a step, from the acceptance in a run.
+
+    Raises:
+        UserError: nothing was drafted in it, or it does not tell of single requests.
+    """
+    acceptances = [prompt["acceptance"] for prompt in run["prompts"] if prompt["acceptance"]]
     if not any(acceptance["num_drafted_tokens"] for acceptance in acceptances):
-        raise UserError("nothing was drafted in this run", mend="measure an artifact with a draft")
-    return make_plan(_tokens(draft, acceptances), CostCurve.from_list(run["step_costs"]))
+        raise UserError(
+            "nothing was drafted in this run, or it does not tell of single requests",
+            mend="measure an artifact with a draft",
+        )
+    draft = dict(run["record"]["draft"])
+    if not isinstance(draft["num_draft_tokens"], int):  # an endpoint that does not tell
+        draft["num_draft_tokens"] = max(len(a["drafted_by_position"]) for a in acceptances)
+        draft |= {"tree": None, "dynamic_tree": None}
+    return _tokens(draft, acceptances)
 
 
 def _tokens(

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from neuron_spec.bench.plan import planned_line
 from neuron_spec.bench.run import Run, decode_share
 from neuron_spec.metrics.estimates import Estimate
 from neuron_spec.planner import Plan
+
+ONE_LENGTH = (
+    "one draft length in its graph, which no by_load can change: one artifact a draft length, "
+    "and one of the target alone for loads where k = 0 is best"
+)
 
 
 def questions_of(run: Run, plan: Plan) -> list[dict[str, str]]:
@@ -68,9 +74,11 @@ def _draft(run: Run, plan: Plan) -> str:
     losing = [
         kind["kind"]
         for kind in run["kinds"]
-        if (high := Estimate(**kind["speed_up"]).high) is not None and high < 1
+        if (speed_up := kind["speed_up"]) is not None
+        and (high := Estimate(**speed_up).high) is not None
+        and high < 1
     ]
-    parts = [f"{draft['method']}, {plan.as_toml}"]
+    parts = [f"{draft['method']}, {planned_line(plan, run) or ONE_LENGTH}"]
     if losing:
         parts.append(f"slower on these kinds of work: {', '.join(losing)}")
     return "; ".join(parts)

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from neuron_spec.artifacts import Artifact, ModelRecord
+from neuron_spec.bench.http import Remote
+from neuron_spec.bench.rounds import ON
 from neuron_spec.bench.workload import WorkloadRow, workload_digest
 from neuron_spec.version import __version__
+
+NOT_TOLD = "not told"
+"""What an endpoint keeps to itself: it is never taken to be the same as another's."""
 
 
 def record_of(
@@ -45,14 +50,59 @@ def record_of(
         "backend": manifest.backend,
         "libraries": manifest.libraries,
         "shape": spec.shape.model_dump(),
-        "precision": _precision(artifact),
+        "precision": precision_of(artifact),
         "machine": machine_of(artifact),
-        "workload": {
-            "num_prompts": len(rows),
-            "sha256": workload_digest(rows),
-            "kinds": sorted({row.category for row in rows}),
-        },
+        "workload": _workload(rows),
         "options": dict(options),
+        "measured": "in process",
+    }
+
+
+def record_of_endpoints(
+    ways: Mapping[str, Remote], rows: Sequence[WorkloadRow], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same of servers: what their model cards tell, and `NOT_TOLD` for the rest."""
+    main = ways.get(ON) or next(iter(ways.values()))
+    card = main.card
+    return {
+        "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "neuron_spec_version": __version__,
+        "artifact": {
+            "name": main.client.name,
+            "fingerprint": card.get("fingerprint", NOT_TOLD),
+        },
+        "target": {"source": main.client.model, "sha256": NOT_TOLD},
+        "speculation": card.get("speculation", NOT_TOLD),
+        "draft": {
+            "method": card.get("draft_method", NOT_TOLD),
+            "num_draft_tokens": card.get("num_draft_tokens", NOT_TOLD),
+            "tree": NOT_TOLD,
+            "dynamic_tree": NOT_TOLD,
+        },
+        "rule": {"name": card.get("verification_rule", NOT_TOLD)},
+        "claims": card.get("claims", []),
+        "numerics": card.get("numerics", NOT_TOLD),
+        "backend": card.get("backend", NOT_TOLD),
+        "libraries": NOT_TOLD,
+        "shape": NOT_TOLD,
+        "precision": NOT_TOLD,
+        "machine": {
+            "server": NOT_TOLD,
+            "client": {"processor": _processor(), "num_cores": os.cpu_count()},
+        },
+        "workload": _workload(rows),
+        "options": dict(options),
+        "measured": "over HTTP",
+        "endpoints": {
+            way: {
+                "url": remote.client.base_url,
+                "model": remote.client.model,
+                "extra_fields": dict(remote.extra),
+                "card": dict(remote.card),
+                "tokens_counted_by": "usage" if remote.tokenizer is None else "tokenizer",
+            }
+            for way, remote in ways.items()
+        },
     }
 
 
@@ -75,15 +125,29 @@ def machine_of(artifact: Artifact) -> dict[str, Any]:
     return machine
 
 
-def _precision(artifact: Artifact) -> str:
+def _workload(rows: Sequence[WorkloadRow]) -> dict[str, Any]:
+    return {
+        "num_prompts": len(rows),
+        "sha256": workload_digest(rows),
+        "kinds": sorted({row.category for row in rows}),
+    }
+
+
+def precision_of(artifact: Artifact) -> str:
+    """The dtype that its backend computes in."""
     on_neuron = artifact.manifest.backend == "neuron"
     return artifact.spec.target.dtype if on_neuron else artifact.spec.reference.dtype
 
 
-def _model(model: ModelRecord) -> dict[str, Any]:
+def weights_of(model: ModelRecord) -> dict[str, str]:
+    """Digests of a model's weights by file; of all files where none holds weights."""
     digests = {entry.name: entry.sha256 for entry in model.files}
     weights = {n: d for n, d in digests.items() if Path(n).suffix in (".safetensors", ".bin")}
-    return {"source": model.source, "sha256": weights or digests}
+    return weights or digests
+
+
+def _model(model: ModelRecord) -> dict[str, Any]:
+    return {"source": model.source, "sha256": weights_of(model)}
 
 
 def _processor() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neuron_spec.bench.charts import Chart
+from neuron_spec.bench.rounds import OFF
 from neuron_spec.bench.run import PERCENTILES, Run
 from neuron_spec.errors import UserError
 from neuron_spec.metrics.estimates import Estimate, proportion
@@ -42,7 +43,7 @@ def html_report(
     return environment.from_string(source).render(
         run=run,
         charts=charts,
-        device=_device(run["record"]["machine"]),
+        lead=lead_of(run["record"]),
         verdict=verdict,
         plan=plan,
         percentiles=list(PERCENTILES),
@@ -69,8 +70,23 @@ def shown(data: Mapping[str, Any] | None, digits: int = 2, factor: float = 1.0) 
     return "-" if data is None else _scaled(data, factor).shown(digits)
 
 
-def _device(machine: Mapping[str, Any]) -> str:
-    return str(machine.get("device_name") or machine.get("instance") or machine["processor"])
+def lead_of(record: Mapping[str, Any]) -> str:
+    """What was measured, in a line."""
+    draft, machine, count = record["draft"], record["machine"], record["workload"]["num_prompts"]
+    end = f"{count} prompt(s), {record['created_at']}"
+    if "endpoints" in record:
+        told = {
+            "draft length": draft["num_draft_tokens"],
+            "rule": record["rule"]["name"],
+            "backend": record["backend"],
+        }
+        facts = ", ".join(f"{name} {value}" for name, value in told.items())
+        return f"an endpoint, measured over HTTP; {facts}; {end}"
+    device = machine.get("device_name") or machine.get("instance") or machine["processor"]
+    return (
+        f"{draft['method']} draft of {draft['num_draft_tokens']} token(s), rule "
+        f"{record['rule']['name']}, {record['precision']} on {device}; {end}"
+    )
 
 
 def charts_of(run: Run) -> dict[str, Chart]:
@@ -78,7 +94,7 @@ def charts_of(run: Run) -> dict[str, Chart]:
     return {
         "speed_up": _speed_up(run),
         "throughput": _throughput(run),
-        "acceptance": _acceptance(run["kinds"]),
+        "acceptance": _acceptance(_told(run)),
         "kinds": _kinds(run["kinds"]),
         "latency": _latency(run["loads"]),
         "steps": _steps(run["step_costs"] or ()),
@@ -88,7 +104,7 @@ def charts_of(run: Run) -> dict[str, Chart]:
 def _speed_up(run: Run) -> Chart:
     return Chart(
         labels=_loads(run["speed_ups"]),
-        series=_by_way(run["speed_ups"], lambda entry: Estimate(**entry["throughput"])),
+        series=_by_way(run["speed_ups"], lambda entry: _estimate(entry["throughput"])),
         y_label="speed-up of throughput",
         x_label="requests in flight",
         reference=1.0,
@@ -100,11 +116,19 @@ def _speed_up(run: Run) -> Chart:
 def _throughput(run: Run) -> Chart:
     return Chart(
         labels=_loads(run["loads"]),
-        series=_by_way(run["loads"], lambda load: Estimate(**load["throughput_tokens_per_s"])),
+        series=_by_way(run["loads"], lambda load: _estimate(load["throughput_tokens_per_s"])),
         y_label="output tokens/s, all requests",
         x_label="requests in flight",
         is_joined=True,
     )
+
+
+def _told(run: Run) -> Sequence[Mapping[str, Any]]:
+    """Acceptance by kind of work; of all together where single requests do not tell it."""
+    if kinds := [kind for kind in run["kinds"] if kind["acceptance"]]:
+        return kinds
+    whole = [load for load in run["loads"] if load["way"] != OFF and load["acceptance"]]
+    return [{"kind": "all", "acceptance": load["acceptance"]} for load in whole[:1]]
 
 
 def _acceptance(kinds: Sequence[Mapping[str, Any]]) -> Chart:
@@ -129,7 +153,7 @@ def _reached(acceptance: Mapping[str, Any]) -> list[Estimate]:
 def _kinds(kinds: Sequence[Mapping[str, Any]]) -> Chart:
     return Chart(
         labels=[kind["kind"] for kind in kinds],
-        series={"on / off": [Estimate(**kind["speed_up"]) for kind in kinds]},
+        series={"on / off": [_estimate(kind["speed_up"]) for kind in kinds]},
         y_label="speed-up of a request",
         x_label="kind of work",
         reference=1.0,
@@ -177,6 +201,10 @@ def _by_way(entries: Sequence[Mapping[str, Any]], value: Any) -> dict[str, list[
     for entry in entries:
         series.setdefault(entry["way"], []).append(value(entry))
     return series
+
+
+def _estimate(data: Mapping[str, Any] | None) -> Estimate | None:
+    return None if data is None else Estimate(**data)
 
 
 def _scaled(data: Mapping[str, Any], factor: float) -> Estimate:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from neuron_spec.bench.load import BY_LOAD, OFF, ON, Round, Rounds, Served
+from neuron_spec.bench.rounds import OFF, Round, Rounds, Served, by_row
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.errors import UserError
 from neuron_spec.metrics import AcceptanceCounts
@@ -40,11 +41,14 @@ def run_of(
     return {
         "format": FORMAT,
         "record": dict(record),
-        "notes": notes_of(rows, rounds, concurrencies),
+        "notes": [*notes_of(rows, rounds, concurrencies), *rounds.notes],
         "warm_up_s": rounds.warm_up_s,
-        "loads": [_load(rounds, way, c) for c in concurrencies for way in _ways(rounds)],
+        "loads": [_load(rounds, way, c) for c in concurrencies for way in rounds.ways],
         "speed_ups": [
-            _speed_up(rounds, way, c) for c in concurrencies for way in _ways(rounds) if way != OFF
+            _speed_up(rounds, way, c)
+            for c in concurrencies
+            for way in rounds.ways
+            if way != OFF and OFF in rounds.ways
         ],
         "kinds": _kinds(rows, rounds, concurrencies[0]),
         "prompts": _prompts(rows, rounds, concurrencies[0]),
@@ -85,43 +89,57 @@ def notes_of(
         notes.append("one repetition: throughput and speed-up have no interval")
     if max(concurrencies) > len(rows):
         notes.append(f"{len(rows)} prompts cannot keep {max(concurrencies)} requests in flight")
+    if failed := sum(len(r.failures) for r in rounds.rounds):
+        total = failed + sum(len(r.requests) for r in rounds.rounds)
+        notes.append(
+            f"{failed} of {total} requests failed: times and rates are of those that were answered"
+        )
     return notes
 
 
 def acceptance_of(served: Iterable[Served]) -> tuple[AcceptanceCounts, Estimate | None]:
-    """Counts over all, and the length with an interval over requests."""
+    """Counts over all that tell it, and the length with an interval over requests."""
     total, pairs = AcceptanceCounts(), []
     for request in served:
-        total.add(request.acceptance)
-        if steps := request.acceptance.num_steps:
-            pairs.append((float(steps + request.acceptance.num_accepted), float(steps)))
+        counts = request.acceptance or AcceptanceCounts()
+        total.add(counts)
+        if steps := counts.num_steps:
+            pairs.append((float(steps + counts.num_accepted), float(steps)))
     return total, ratio_of_sums(pairs) if pairs else None
-
-
-def _ways(rounds: Rounds) -> list[str]:
-    found = {r.way for r in rounds.rounds}
-    return [way for way in (OFF, ON, BY_LOAD) if way in found]
 
 
 def _load(rounds: Rounds, way: str, concurrency: int) -> dict[str, Any]:
     """Figures of one way at one concurrency, over all repetitions."""
     own = rounds.of(way, concurrency)
     served = [request for r in own for request in r.requests]
-    # A repetition of the same greedy request is no new sample of acceptance: the first one counts.
-    counts, length = acceptance_of(own[0].requests)
+    failures = Counter(failure for r in own for failure in r.failures)
+    rates = [r.tokens_per_s for r in own if r.tokens_per_s > 0]
+    counts, length = _round_acceptance(own[0])
     return {
         "way": way,
         "concurrency": concurrency,
         "num_requests": len(served),
+        "num_failed": failures.total(),
+        "failures": dict(failures),
         "num_repetitions": len(own),
-        "num_output_tokens": sum(len(request.token_ids) for request in served),
-        "throughput_tokens_per_s": geometric_mean([r.tokens_per_s for r in own]).as_dict(),
+        "num_output_tokens": sum(request.num_tokens for request in served),
+        "throughput_tokens_per_s": geometric_mean(rates).as_dict() if rates else None,
         "ttft_s": _percentiles(request.timing.ttft_s for request in served),
         "tpot_s": _percentiles(request.tpot_s for request in served),
         "total_s": _percentiles(request.timing.total_s for request in served),
-        "acceptance": counts.as_dict(),
-        "acceptance_length": length.as_dict() if length and counts.num_drafted else None,
+        "acceptance": counts.as_dict() if counts else None,
+        "acceptance_length": length.as_dict() if length and counts and counts.num_drafted else None,
     }
+
+
+def _round_acceptance(own: Round) -> tuple[AcceptanceCounts | None, Estimate | None]:
+    """Of one round: a repetition of the same greedy request is no new sample of acceptance."""
+    if any(request.acceptance is not None for request in own.requests):
+        return acceptance_of(own.requests)
+    counts = own.acceptance
+    if counts is None or counts.length is None:
+        return counts, None
+    return counts, Estimate(counts.length, None, None, 1)  # one sum tells no spread
 
 
 def _percentiles(values: Iterable[float | None]) -> dict[str, Any] | None:
@@ -132,104 +150,99 @@ def _percentiles(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def _speed_up(rounds: Rounds, way: str, concurrency: int) -> dict[str, Any]:
-    """Throughput against off, in pairs of one repetition."""
+    """Throughput against off, in pairs of one repetition in which nothing failed."""
     off = {r.repetition: r for r in rounds.of(OFF, concurrency)}
-    on = rounds.of(way, concurrency)
-    pairs = [(r.tokens_per_s, off[r.repetition].tokens_per_s) for r in on]
-    decode = _decode_ratio(on, list(off.values()))
+    pairs = [
+        (r.tokens_per_s, off[r.repetition].tokens_per_s)
+        for r in rounds.of(way, concurrency)
+        if not r.failures and not off[r.repetition].failures
+    ]
+    own, plain = rounds.by_row(way, concurrency), rounds.by_row(OFF, concurrency)
+    tpots = [(_tpot(plain[row]), _tpot(own[row])) for row in own if row in plain]
+    known = [(a, b) for a, b in tpots if a is not None and b is not None]
+    first = [by_row([rounds.of(each, concurrency)[0]]) for each in (way, OFF)]
+    both = [row for row in first[0] if row in first[1]]
     return {
         "way": way,
         "concurrency": concurrency,
-        "throughput": ratio_of_pairs(pairs).as_dict(),
-        "decoding": decode.as_dict() if decode else None,
-        "identical": _num_identical(on, list(off.values())),
-        "num_prompts": len(on[0].requests),
+        "throughput": ratio_of_pairs(pairs).as_dict() if pairs else None,
+        "decoding": ratio_of_pairs(known).as_dict() if known else None,
+        "identical": sum(first[0][row][0].output == first[1][row][0].output for row in both),
+        "num_prompts": len(both),
     }
 
 
-def _decode_ratio(on: Sequence[Round], off: Sequence[Round]) -> Estimate | None:
-    """How many times faster after the first token, request by request of the workload."""
-    pairs = [
-        (plain, own)
-        for own, plain in zip(_tpots(on), _tpots(off), strict=True)
-        if own is not None and plain is not None
-    ]
-    return ratio_of_pairs(pairs) if pairs else None
-
-
-def _tpots(rounds: Sequence[Round]) -> list[float | None]:
-    """Median over the repetitions, row by row."""
-    return [_median(r.tpot_s for r in requests) for requests in _by_row(rounds)]
-
-
-def _by_row(rounds: Sequence[Round]) -> list[tuple[Served, ...]]:
-    return list(zip(*(r.requests for r in rounds), strict=True))
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _tpot(requests: Sequence[Served]) -> float | None:
+    """Median over the repetitions."""
+    known = [request.tpot_s for request in requests if request.tpot_s is not None]
     return median(known) if known else None
-
-
-def _num_identical(on: Sequence[Round], off: Sequence[Round]) -> int:
-    """Rows whose tokens are the same both ways; means something for greedy output only."""
-    pairs = zip(on[0].requests, off[0].requests, strict=True)
-    return sum(own.token_ids == plain.token_ids for own, plain in pairs)
 
 
 def _kinds(rows: Sequence[WorkloadRow], rounds: Rounds, concurrency: int) -> list[dict[str, Any]]:
     """Which kinds of work pay: speed-up over their prompts, request by request."""
-    on, off = rounds.of(ON, concurrency), rounds.of(OFF, concurrency)
-    rates_on, rates_off = _rates(on), _rates(off)
+    own, off = rounds.by_row(rounds.main_way, concurrency), _off(rounds, concurrency)
     kinds: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
         kinds.setdefault(row.category, []).append(place)
     result = []
     for kind, places in kinds.items():
-        counts, length = acceptance_of(on[0].requests[place] for place in places)
-        pairs = [(rates_on[place], rates_off[place]) for place in places]
+        first = [own[place][0] for place in places if place in own]
+        counts, length = acceptance_of(first)
+        is_told = any(request.acceptance is not None for request in first)
+        pairs = [(_rate(own[p]), _rate(off[p])) for p in places if p in own and p in off]
         result.append(
             {
                 "kind": kind,
                 "num_prompts": len(places),
-                "speed_up": ratio_of_pairs(pairs).as_dict(),
-                "acceptance": counts.as_dict(),
+                "speed_up": ratio_of_pairs(pairs).as_dict() if pairs else None,
+                "acceptance": counts.as_dict() if is_told else None,
                 "acceptance_length": length.as_dict() if length else None,
             }
         )
     return result
 
 
-def _rates(rounds: Sequence[Round]) -> list[float]:
-    """Tokens per second of every row, the median over the repetitions."""
-    return [median(r.tokens_per_s for r in requests) for requests in _by_row(rounds)]
+def _off(rounds: Rounds, concurrency: int) -> dict[int, list[Served]]:
+    """What the main way is compared with; nothing where it is all there is."""
+    return rounds.by_row(OFF, concurrency) if rounds.main_way != OFF else {}
+
+
+def _rate(requests: Sequence[Served]) -> float:
+    """Tokens per second of a row, the median over the repetitions."""
+    return median(request.tokens_per_s for request in requests)
 
 
 def _prompts(rows: Sequence[WorkloadRow], rounds: Rounds, concurrency: int) -> list[dict[str, Any]]:
-    on, off = rounds.of(ON, concurrency), rounds.of(OFF, concurrency)
-    rates_on, rates_off = _rates(on), _rates(off)
-    result = []
-    for place, row in enumerate(rows):
-        own, plain = on[0].requests[place], off[0].requests[place]
-        peer = rounds.peer_tokens_per_s.get(place)
-        result.append(
-            {
-                "kind": row.category,
-                "num_output_tokens": len(own.token_ids),
-                "off_tokens_per_s": rates_off[place],
-                "on_tokens_per_s": rates_on[place],
-                "peer_tokens_per_s": median(peer) if peer else None,
-                "ratio": rates_on[place] / rates_off[place],
-                "identical": own.token_ids == plain.token_ids,
-                "acceptance": own.acceptance.as_dict(),
-            }
-        )
-    return result
+    """One entry a row; what was not measured, or never answered, is None."""
+    own, off = rounds.by_row(rounds.main_way, concurrency), _off(rounds, concurrency)
+    return [
+        {
+            "kind": row.category,
+            **_prompt(own.get(place, []), off.get(place, [])),
+            "peer_tokens_per_s": median(peer)
+            if (peer := rounds.peer_tokens_per_s.get(place))
+            else None,
+        }
+        for place, row in enumerate(rows)
+    ]
+
+
+def _prompt(own: Sequence[Served], off: Sequence[Served]) -> dict[str, Any]:
+    on_rate, off_rate = (_rate(requests) if requests else None for requests in (own, off))
+    acceptance = own[0].acceptance if own else None
+    return {
+        "num_output_tokens": own[0].num_tokens if own else None,
+        "off_tokens_per_s": off_rate,
+        "on_tokens_per_s": on_rate,
+        "ratio": on_rate / off_rate if on_rate and off_rate else None,
+        "identical": own[0].output == off[0].output if own and off else None,
+        "acceptance": acceptance.as_dict() if acceptance else None,
+    }
 
 
 def _samples(rows: Sequence[WorkloadRow], rounds: Rounds, concurrency: int) -> list[dict[str, Any]]:
     """The first outputs with where their text came from, for the token view."""
-    served = rounds.of(ON, concurrency)[0].requests[:NUM_SAMPLES_SHOWN]
+    served = rounds.of(rounds.main_way, concurrency)[0].requests[:NUM_SAMPLES_SHOWN]
     return [
         {
             "kind": rows[request.row].category,

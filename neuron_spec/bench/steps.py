@@ -7,13 +7,15 @@ workload. What is timed is the step itself; the loop around it is in the figures
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from neuron_spec.backends.base import StepPhases
-from neuron_spec.bench.load import check_concurrencies
+from neuron_spec.bench.load import NO_OFF, NO_OFF_MEND, check_concurrencies
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.engine.session import Session
+from neuron_spec.errors import UserError
 from neuron_spec.metrics.costs import CostCurve, StepCost
 from neuron_spec.metrics.estimates import quantile
 
@@ -25,35 +27,64 @@ def measure_step_costs(
     rows: Sequence[WorkloadRow],
     concurrencies: Sequence[int],
     *,
+    off: Session | None = None,
     num_turns: int = 20,
     progress: Callable[[str, int, int], None] = lambda label, done, total: None,
 ) -> CostCurve:
-    """Time `num_turns` steps of every draft length 0 … k at every concurrency; medians.
+    """Time `num_turns` steps of every draft length 0 … k at every concurrency; medians. Of an
+    artifact whose steps always take as long, only k, and 0 on the other.
+
+    Args:
+        off: of the target alone, which has the steps without drafts then.
 
     Raises:
-        UserError: more requests at a time than the artifact holds.
+        UserError: more requests at a time than an artifact holds, or no steps without drafts.
     """
-    check_concurrencies(session, concurrencies)
+    for each in (session, *([off] if off else [])):
+        check_concurrencies(each, concurrencies)
+    speculators = speculators_of(session, off)
     prompts = [session.tokenizer.encode(row.prompt) for row in rows]
     costs: list[StepCost] = []
     for place, concurrency in enumerate(concurrencies):
         progress("step costs", place, len(concurrencies))
-        costs += _at(session.speculator, prompts, concurrency, num_turns)
+        costs += _at(speculators, prompts, concurrency, num_turns)
     progress("step costs", len(concurrencies), len(concurrencies))
     return CostCurve(tuple(costs))
 
 
+def speculators_of(session: Session, off: Session | None) -> dict[int, Any]:
+    """Draft length -> what takes a step with it.
+
+    Raises:
+        UserError: an artifact whose steps always take as long, alone.
+    """
+    own = session.speculator
+    longest = own.limits.num_draft_tokens
+    if own.limits.always_drafts and off is None:
+        raise UserError(f"no step without drafts can be timed: {NO_OFF}", mend=NO_OFF_MEND)
+    first = longest if own.limits.always_drafts else 1
+    return {
+        0: own if off is None else off.speculator,
+        **dict.fromkeys(range(first, longest + 1), own),
+    }
+
+
 def _at(
-    speculator: Any, prompts: Sequence[Sequence[int]], concurrency: int, num_turns: int
+    speculators: Mapping[int, Any],
+    prompts: Sequence[Sequence[int]],
+    concurrency: int,
+    num_turns: int,
 ) -> list[StepCost]:
-    lengths = range(speculator.limits.num_draft_tokens + 1)
-    times: dict[int, list[float]] = {k: [] for k in lengths}
-    phases: dict[int, list[StepPhases]] = {k: [] for k in lengths}
-    sequences = _Sequences(speculator, prompts, concurrency)
-    speculator.tells_phases = True  # a plain attribute to backends that have no phases
-    try:
+    times: dict[int, list[float]] = {k: [] for k in speculators}
+    phases: dict[int, list[StepPhases]] = {k: [] for k in speculators}
+    with ExitStack() as stack:
+        running = {
+            id(each): stack.enter_context(_sequences(each, prompts, concurrency))
+            for each in {id(each): each for each in speculators.values()}.values()
+        }
         for turn in range(WARM_UP_TURNS + num_turns):
-            for k in lengths:
+            for k, speculator in speculators.items():
+                sequences = running[id(speculator)]
                 sequences.make_room(k + 1)
                 start = time.perf_counter()
                 results = speculator.step(k)
@@ -63,10 +94,20 @@ def _at(
                     times[k].append(seconds)
                     if (told := getattr(speculator, "phases", None)) is not None:
                         phases[k].append(told)
+    return [_cost(concurrency, k, times[k], phases[k]) for k in speculators]
+
+
+@contextmanager
+def _sequences(
+    speculator: Any, prompts: Sequence[Sequence[int]], concurrency: int
+) -> Iterator[_Sequences]:
+    sequences = _Sequences(speculator, prompts, concurrency)
+    speculator.tells_phases = True  # a plain attribute to backends that have no phases
+    try:
+        yield sequences
     finally:
         speculator.tells_phases = False
         sequences.close()
-    return [_cost(concurrency, k, times[k], phases[k]) for k in lengths]
 
 
 def _cost(

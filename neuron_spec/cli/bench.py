@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,27 @@ from neuron_spec.cli.common import integers, json_option, out, print_json, progr
     short_help="Measure speculation on against off, in turn, in one run.",
     epilog="Example: neuron-spec bench build/my-spec/artifact --prompts prompts.jsonl",
 )
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("artifact", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--off", metavar="ARTIFACT", type=click.Path(path_type=Path),
+    help="The target alone, where ARTIFACT cannot switch speculation off.",
+)  # fmt: skip
+@click.option("--endpoint", metavar="URL", help="An OpenAI-compatible server: http://…/v1[#MODEL].")
+@click.option("--model", help="The server's name of the model.  [default: its first]")
+@click.option("--off-endpoint", metavar="URL", help="The same model without speculation.")
+@click.option("--body", metavar="JSON", help="Fields to add to the endpoint's requests.")
+@click.option(
+    "--off-body", metavar="JSON",
+    help="Fields that switch speculation off for a request, where a server has such.",
+)  # fmt: skip
+@click.option(
+    "--tokenizer", metavar="DIRECTORY", type=click.Path(path_type=Path),
+    help="Counts the tokens of a server that tells no usage.",
+)  # fmt: skip
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0,
+    show_default=True, help="Longest silence of an endpoint in seconds.",
+)  # fmt: skip
 @click.option(
     "--prompts", type=click.Path(path_type=Path),
     help="File of prompts: JSONL, ShareGPT, .txt.  [default: three built-in ones]",
@@ -41,21 +62,26 @@ from neuron_spec.cli.common import integers, json_option, out, print_json, progr
 )  # fmt: skip
 @json_option
 def command(
-    artifact: Path, html: Path | None, verdict: Path | None, as_json: bool, **options: Any
+    artifact: Path | None, html: Path | None, verdict: Path | None, as_json: bool, **options: Any
 ) -> None:
-    """Measure ARTIFACT with speculation off and on, in turn, at every concurrency.
+    """Measure ARTIFACT, or an endpoint over HTTP, with speculation off and on, in turn, at every
+    concurrency.
 
     Figures come with 95 % intervals; the ratio is what counts. The JSON has everything that
-    `compare` and `plan` need.
+    `compare` and `plan` need. Of an endpoint it has what the server tells: off and on are two
+    servers, or one whose requests switch it, as ours do by themselves. The server's key is taken
+    from OPENAI_API_KEY.
     """
-    from neuron_spec.artifacts import open_artifact
     from neuron_spec.bench.report import read_verdict
     from neuron_spec.errors import UserError
+
+    if (artifact is None) == (options["endpoint"] is None):
+        raise click.UsageError("give either ARTIFACT or --endpoint")
 
     if html is not None and not html.absolute().parent.is_dir():  # told before the measurement
         raise UserError("no such directory", where=html.parent, mend="make it first")
     told = None if verdict is None else read_verdict(verdict)
-    run = run_bench(open_artifact(artifact), **options)
+    run = _measured(artifact, options)
     if html is not None:
         _write_page(html, run, told)
     if as_json:
@@ -64,74 +90,66 @@ def command(
         print_run(run)
 
 
+_REMOTE = ("endpoint", "model", "off_endpoint", "body", "off_body", "tokenizer", "timeout_s")
+
+
+def _measured(artifact: Path | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The run that the options ask for."""
+    from neuron_spec.artifacts import open_artifact
+
+    remote = {name: options.pop(name) for name in _REMOTE}
+    if artifact is None:
+        return _bench_endpoint(remote, options)
+    if any(remote[name] is not None for name in _REMOTE[:-1]):
+        raise click.UsageError("options of an endpoint beside an ARTIFACT")
+    return run_bench(open_artifact(artifact), **options)
+
+
+def _bench_endpoint(remote: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Measure over HTTP; a server's step costs are its own."""
+    from neuron_spec.bench.endpoints import open_ways, run_endpoints
+    from neuron_spec.bench.load import LoadSettings
+    from neuron_spec.bench.slices import rows_of
+
+    if options.pop("peer"):
+        raise click.UsageError("--peer runs beside an ARTIFACT")
+    if options.pop("off"):
+        raise click.UsageError("--off runs beside an ARTIFACT; of an endpoint it is --off-endpoint")
+    options.pop("no_steps")
+    rows = rows_of(*(options.pop(name) for name in ("prompts", "kinds", "limit")))
+    settings = LoadSettings(options.pop("concurrency"), options.pop("repetitions"), options)
+    ways = open_ways(remote, rows[0], options)
+    with progress_bars() as progress:
+        return run_endpoints(ways, rows, settings, progress=progress)
+
+
 def _write_page(html: Path, run: dict[str, Any], verdict: dict[str, Any] | None) -> None:
-    from neuron_spec.bench.plan import plan_of
+    from neuron_spec.bench.plan import plan_of, planned_line
     from neuron_spec.bench.questions import questions_of
     from neuron_spec.bench.report import html_report
     from neuron_spec.errors import storage_errors
     from neuron_spec.files import write_text
 
     planned = None
-    if run["step_costs"] and any(p["acceptance"]["num_drafted_tokens"] for p in run["prompts"]):
+    told = [p["acceptance"] for p in run["prompts"] if p["acceptance"]]
+    if run["step_costs"] and any(acceptance["num_drafted_tokens"] for acceptance in told):
         plan = plan_of(run)
-        planned = {**plan.as_dict(), "questions": questions_of(run, plan)}
+        line = planned_line(plan, run)
+        planned = {**plan.as_dict(), "toml": line, "questions": questions_of(run, plan)}
     with storage_errors(html):
         write_text(html, html_report(run, verdict=verdict, plan=planned))
 
 
-def run_bench(
-    artifact: Any,
-    *,
-    prompts: Path | None = None,
-    kinds: str | None = None,
-    limit: int | None = None,
-    peer: str | None = None,
-    no_steps: bool = False,
-    repetitions: int = 3,
-    concurrency: tuple[int, ...] = (1,),
-    **options: Any,
-) -> dict[str, Any]:
-    """Measure and put together; `options` are those of a request."""
-    from neuron_spec.bench.load import LoadSettings, measure_loads
-    from neuron_spec.bench.record import record_of
-    from neuron_spec.bench.run import run_of
-    from neuron_spec.bench.steps import measure_step_costs
-    from neuron_spec.engine import open_session
+def run_bench(artifact: Any, *, is_planned: bool = False, **options: Any) -> dict[str, Any]:
+    """Measure an open artifact; see `run_artifact`."""
+    from neuron_spec.bench.artifacts import Wanted, run_artifact
 
-    rows = rows_of(prompts, kinds, limit)
-    session = open_session(artifact)
-    measured_peer = None
-    if peer:
-        reference = artifact.spec.reference
-        measured_peer = PEERS[peer](
-            artifact.model_directory("target"), dtype=reference.dtype, device=reference.device
-        )
-    settings = LoadSettings(concurrency, repetitions, options)
+    names = ("off", "peer", "no_steps", "repetitions", "concurrency", "prompts", "kinds", "limit")
+    given = {name: options.pop(name) for name in names if name in options}
     with progress_bars() as progress:
-        rounds = measure_loads(session, rows, settings, peer=measured_peer, progress=progress)
-        costs = None
-        if not no_steps:
-            costs = measure_step_costs(session, rows, concurrency, progress=progress)
-    return run_of(record_of(artifact, rows, options), rows, rounds, costs)
-
-
-def rows_of(prompts: Path | None, kinds: str | None, limit: int | None) -> list[Any]:
-    """The workload that the options name."""
-    from neuron_spec.bench.slices import SLICES
-    from neuron_spec.bench.workload import BUILT_IN, read_workload
-    from neuron_spec.errors import UserError, nearest
-
-    if prompts and kinds:
-        raise click.UsageError("give either --prompts or --kinds")
-    if prompts:
-        return read_workload(prompts, limit=limit)
-    if not kinds:
-        return list(BUILT_IN[:limit])
-    names = list(SLICES) if kinds == "all" else kinds.split(",")
-    for name in names:
-        if name not in SLICES:
-            raise UserError(f"no such kind of work: {name}", mend=nearest(name, list(SLICES)))
-    return [row for name in names for row in SLICES[name]][:limit]
+        return run_artifact(
+            artifact, Wanted(**given, is_planned=is_planned), options, progress=progress
+        )
 
 
 _COLUMNS = (
@@ -161,28 +179,36 @@ def print_prompts(prompts: list[dict[str, Any]]) -> None:
     for column in _COLUMNS if has_peer else _COLUMNS[:-1]:
         table.add_column(column, no_wrap=True)
     for prompt in prompts:
-        acceptance = prompt["acceptance"]
+        acceptance = prompt["acceptance"] or {}
+        drafted = acceptance.get("num_drafted_tokens")
         table.add_row(
             prompt["kind"],
-            str(prompt["num_output_tokens"]),
-            _number(acceptance["acceptance_rate"]),
-            _number(acceptance["acceptance_length"] if acceptance["num_drafted_tokens"] else None),
-            f"{prompt['off_tokens_per_s']:.1f}",
-            f"{prompt['on_tokens_per_s']:.1f}",
-            f"{prompt['ratio']:.2f}",
-            "yes" if prompt["identical"] else "no",
-            *([f"{prompt['peer_tokens_per_s']:.1f}"] if has_peer else []),
+            _number(prompt["num_output_tokens"], 0),
+            _number(acceptance.get("acceptance_rate")),
+            _number(acceptance["acceptance_length"] if drafted else None),
+            _number(prompt["off_tokens_per_s"], 1),
+            _number(prompt["on_tokens_per_s"], 1),
+            _number(prompt["ratio"]),
+            {True: "yes", False: "no", None: "-"}[prompt["identical"]],
+            *([_number(prompt["peer_tokens_per_s"], 1)] if has_peer else []),
         )
     out().print(table)
+    _say_together(prompts)
+
+
+def _say_together(prompts: list[dict[str, Any]]) -> None:
+    told = [prompt["acceptance"] for prompt in prompts if prompt["acceptance"]]
     drafted, accepted, steps = (
-        sum(prompt["acceptance"][name] for prompt in prompts)
+        sum(acceptance[name] for acceptance in told)
         for name in ("num_drafted_tokens", "num_accepted_tokens", "num_steps")
     )
     if drafted:
         say(
             f"acceptance over all: rate {accepted / drafted:.2f}, length {1 + accepted / steps:.2f}"
         )
-    say(f"identical: {'yes' if all(prompt['identical'] for prompt in prompts) else 'no'}")
+    compared = [prompt["identical"] for prompt in prompts if prompt["identical"] is not None]
+    if compared:
+        say(f"identical: {'yes' if all(compared) else 'no'}")
 
 
 def print_run(run: dict[str, Any]) -> None:
@@ -193,32 +219,39 @@ def print_run(run: dict[str, Any]) -> None:
 
     print_prompts(run["prompts"])
     ratios = {(entry["way"], entry["concurrency"]): entry for entry in run["speed_ups"]}
+    loads = run["loads"]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "in\nflight": lambda load: str(load["concurrency"]),
+        "\nway": lambda load: load["way"],
+        "\ntokens/s": lambda load: shown(load["throughput_tokens_per_s"], 0),
+        "\nspeed-up": lambda load: _speed_up(ratios.get((load["way"], load["concurrency"]))),
+        "TTFT ms\np50/p90/p99": lambda load: _percentiles(load["ttft_s"], 0),
+        "TPOT ms": lambda load: _percentiles(load["tpot_s"], 1),
+    }
+    if not any(prompt["acceptance"] for prompt in run["prompts"]):
+        columns["\nlength"] = lambda load: shown(load["acceptance_length"])
+    if any(load["num_failed"] for load in loads):
+        columns["\nfailed"] = lambda load: str(load["num_failed"])
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for column in (
-        "in\nflight",
-        "\nway",
-        "\ntokens/s",
-        "\nspeed-up",
-        "TTFT ms\np50/p90/p99",
-        "TPOT ms",
-    ):
+    for column in columns:
         table.add_column(column, no_wrap=True)
-    for load in run["loads"]:
-        ratio = ratios.get((load["way"], load["concurrency"]))
-        table.add_row(
-            str(load["concurrency"]),
-            load["way"],
-            shown(load["throughput_tokens_per_s"], 0),
-            shown(ratio["throughput"]) if ratio else "",
-            _percentiles(load["ttft_s"], 0),
-            _percentiles(load["tpot_s"], 1),
-        )
+    for load in loads:
+        table.add_row(*(cell(load) for cell in columns.values()))
     say("")
     out().print(table)
+    for load in loads:
+        for kind, count in load["failures"].items():
+            say(f"failed {count} times, {load['way']}, {load['concurrency']} in flight: {kind}")
     if run["step_costs"]:
         _print_steps(run["step_costs"])
     for note in run["notes"]:
         say(f"note: {note}")
+
+
+def _speed_up(entry: dict[str, Any] | None) -> str:
+    from neuron_spec.bench.report import shown
+
+    return shown(entry["throughput"]) if entry else ""
 
 
 def _print_steps(costs: list[dict[str, Any]]) -> None:
@@ -242,5 +275,5 @@ def _percentiles(figures: dict[str, Any] | None, digits: int) -> str:
     return "/".join(f"{figure['value'] * 1e3:.{digits}f}" for figure in figures.values())
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

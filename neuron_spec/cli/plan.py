@@ -16,7 +16,16 @@ from neuron_spec.cli.common import integers, json_option, out, print_json, progr
     short_help="Find the draft length that pays at every load.",
     epilog="Example: neuron-spec plan build/my-spec/artifact --concurrency 1,2,4,8",
 )
-@click.argument("source", metavar="ARTIFACT|RUN", type=click.Path(path_type=Path))
+@click.argument("source", metavar="ARTIFACT|RUN|SPEC", type=click.Path(path_type=Path))
+@click.option(
+    "--acceptance", metavar="RUN", type=click.Path(path_type=Path),
+    help="With a SPEC: the run, on any backend, whose acceptance is planned with.",
+)  # fmt: skip
+@click.option(
+    "--off", metavar="ARTIFACT", type=click.Path(path_type=Path),
+    help="The target alone, where ARTIFACT cannot switch speculation off.",
+)  # fmt: skip
+@click.option("--instance", help="With a SPEC: another instance than its own.")
 @click.option(
     "--prompts", type=click.Path(path_type=Path), help="File of prompts.  [default: built-in ones]"
 )
@@ -45,6 +54,8 @@ from neuron_spec.cli.common import integers, json_option, out, print_json, progr
 @json_option
 def command(
     source: Path,
+    acceptance: Path | None,
+    instance: str | None,
     spec_path: Path | None,
     rates: str | None,
     nodes: int,
@@ -54,17 +65,28 @@ def command(
 ) -> None:
     """Plan draft lengths from an ARTIFACT, which is measured now, or a RUN of `bench --json`.
 
+    Where nothing was measured on the device yet, a SPEC for Neuron does: with the acceptance of a
+    run, and costs estimated from the instance's memory bandwidth and arithmetic.
+
     Prints expected tokens and speed-up for every draft length, where speculation stops paying, the
     `by_load` line for the spec, and the questions to settle with the answers measured.
     """
     if rates == "measure" and source.is_file():
         raise click.UsageError("--tree measure needs an ARTIFACT")
-    run = _run(source, options)
-    result = _planned(run)
+    if (source.suffix == ".toml") != (acceptance is not None):
+        raise click.UsageError("a SPEC goes with --acceptance RUN, and nothing else does")
+    if options["off"] is not None and source.is_file():
+        raise click.UsageError("--off goes with an ARTIFACT that is measured now")
+    if acceptance is not None:
+        result = _estimated(source, acceptance, instance, options["concurrency"])
+    else:
+        result = _planned(_run(source, options))
     if rates is not None:
         found = _measured_rates(source, options) if rates == "measure" else _read_rates(rates)
         result["tree"] = _tree(found, nodes, tree_output)
     if spec_path is not None:
+        if not result["toml"]:
+            raise _one_length()
         result["written"] = str(_write(spec_path, result["toml"]))
     if as_json:
         print_json(result)
@@ -81,15 +103,37 @@ def _run(source: Path, options: dict[str, Any]) -> dict[str, Any]:
     from neuron_spec.artifacts import open_artifact
     from neuron_spec.cli.bench import run_bench
 
-    return run_bench(open_artifact(source), **options)
+    return run_bench(open_artifact(source), is_planned=True, **options)
 
 
 def _planned(run: dict[str, Any]) -> dict[str, Any]:
-    from neuron_spec.bench.plan import plan_of
+    from neuron_spec.bench.plan import plan_of, planned_line
     from neuron_spec.bench.questions import questions_of
 
     plan = plan_of(run)
-    return {**plan.as_dict(), "questions": questions_of(run, plan), "notes": run["notes"]}
+    told = {"questions": questions_of(run, plan), "notes": run["notes"]}
+    return {**plan.as_dict(), "toml": planned_line(plan, run), **told}
+
+
+def _one_length() -> Exception:
+    from neuron_spec.bench.questions import ONE_LENGTH
+    from neuron_spec.errors import UserError
+
+    return UserError(
+        f"no by_load to write: {ONE_LENGTH}",
+        where="--write",
+        mend="set draft.num_draft_tokens to the best k of the load, and compile that",
+    )
+
+
+def _estimated(
+    spec_path: Path, run: Path, instance: str | None, concurrency: tuple[int, ...]
+) -> dict[str, Any]:
+    from neuron_spec.bench.estimate import estimated_plan
+    from neuron_spec.bench.run import read_run
+    from neuron_spec.spec import load_spec
+
+    return estimated_plan(load_spec(spec_path), read_run(run), concurrency, instance=instance)
 
 
 def _read_rates(path: str) -> list[list[float]]:
@@ -101,7 +145,7 @@ def _read_rates(path: str) -> list[list[float]]:
 def _measured_rates(source: Path, options: dict[str, Any]) -> list[list[float]]:
     from neuron_spec.artifacts import open_artifact
     from neuron_spec.bench.ranks import measure_rank_rates
-    from neuron_spec.cli.bench import rows_of
+    from neuron_spec.bench.slices import rows_of
     from neuron_spec.engine import open_session
 
     artifact = open_artifact(source)
@@ -175,7 +219,9 @@ def _print(result: dict[str, Any]) -> None:
                 "best" if is_best else "",
             )
     out().print(table)
-    say(f"\n[draft]\n{result['toml']}\n")
+    if found := result.get("estimate"):
+        say(f"\nestimated for {found['instance']}, TP {found['tp_degree']}: nothing was measured")
+    say(f"\n[draft]\n{result['toml']}\n" if result["toml"] else "")
     for number, item in enumerate(result["questions"], start=1):
         say(f"{number}. {item['question']} {item['answer']}")
     if tree := result.get("tree"):

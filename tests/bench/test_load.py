@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from conftest import WordTokenizer
 from neuron_spec.backends.base import Limits, StepResult
 from neuron_spec.backends.scripted import ScriptedSpeculator
 from neuron_spec.bench.load import LoadSettings, Rounds, measure_loads, run_closed, ways_of
+from neuron_spec.bench.run import decode_share, run_of
 from neuron_spec.bench.steps import measure_step_costs
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.engine import Session
@@ -135,6 +137,62 @@ def test_step_costs_cover_every_draft_length_in_turn() -> None:
     cost = curve.at(3)[2]
     assert (cost.step_s.num_samples, cost.draft_s, cost.verify_s) == (4, None, None)
     assert cost.step_s.value > 0
+
+
+ALWAYS = replace(LIMITS, always_drafts=True)
+ALONE = replace(LIMITS, num_draft_tokens=0)
+SHORT = LoadSettings((1, 2), 2, {"max_new_tokens": 4})
+
+
+def test_off_that_takes_as_long_is_not_measured() -> None:
+    """A fused graph asked for k = 0 drafts all the same: its time is no baseline."""
+    speculator = Watched(ALWAYS)
+    session = Session(speculator, WordTokenizer())
+    assert list(ways_of(session)) == ["on"]
+    rounds = measure_loads(session, ROWS, SHORT)
+    assert rounds.ways == ["on"] and {k for _, k in speculator.steps} == {3}
+    (note,) = rounds.notes
+    assert "off is not measured" in note and "--off" in note
+    run = run_of({"draft": {}}, ROWS, rounds, None)
+    assert run["speed_ups"] == [] and decode_share(run) is None
+    assert {prompt["ratio"] for prompt in run["prompts"]} == {None}
+    assert {kind["speed_up"] for kind in run["kinds"]} == {None}
+    with pytest.raises(UserError, match="no step without drafts can be timed"):
+        measure_step_costs(session, ROWS, (1,))
+
+
+def test_off_is_another_artifact() -> None:
+    on, off = Watched(ALWAYS), Watched(ALONE)
+    sessions = Session(on, WordTokenizer()), Session(off, WordTokenizer())
+    rounds = measure_loads(sessions[0], ROWS, SHORT, off=sessions[1])
+    assert rounds.ways == ["off", "on"] and rounds.notes == []
+    assert ({k for _, k in on.steps}, {k for _, k in off.steps}) == ({3}, {0})
+    assert len(run_of({"draft": {}}, ROWS, rounds, None)["speed_ups"]) == 2
+    on.steps.clear()
+    off.steps.clear()
+    curve = measure_step_costs(sessions[0], ROWS, (1, 3), off=sessions[1], num_turns=4)
+    assert curve.draft_lengths == [0, 3]
+    assert ({k for _, k in on.steps}, {k for _, k in off.steps}) == ({3}, {0})
+    assert len(on.steps) == len(off.steps)
+    assert on._running == off._running == {}
+
+
+def test_an_artifact_that_can_switch_may_be_compared_with_another() -> None:
+    on, off = Watched(), Watched(ALONE)
+    sessions = Session(on, WordTokenizer()), Session(off, WordTokenizer())
+    curve = measure_step_costs(sessions[0], ROWS, (1,), off=sessions[1], num_turns=2)
+    assert curve.draft_lengths == [0, 1, 2, 3]
+    assert ({k for _, k in on.steps}, {k for _, k in off.steps}) == ({1, 2, 3}, {0})
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [(replace(ALONE, batch_size=1), "slots"), (replace(ALONE, max_total_tokens=4), "same lengths")],
+)
+def test_the_other_artifact_holds_as_much(limits: Limits, words: str) -> None:
+    sessions = Session(Watched(ALWAYS), WordTokenizer()), Session(Watched(limits), WordTokenizer())
+    with pytest.raises(UserError, match=words):
+        measure_loads(sessions[0], ROWS, SHORT, off=sessions[1])
 
 
 def test_sequences_that_are_full_begin_anew() -> None:

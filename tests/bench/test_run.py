@@ -11,10 +11,10 @@ import pytest
 
 from neuron_spec.bench.charts import TOP, Chart, round_up
 from neuron_spec.bench.compare import compare_runs, differences
-from neuron_spec.bench.load import Round, Rounds, Served
 from neuron_spec.bench.plan import plan_of, read_rank_rates, with_by_load
 from neuron_spec.bench.questions import questions_of
 from neuron_spec.bench.report import html_report
+from neuron_spec.bench.rounds import Round, Rounds, Served
 from neuron_spec.bench.run import FORMAT, Run, decode_share, read_run, run_of
 from neuron_spec.bench.workload import WorkloadRow, workload_digest
 from neuron_spec.engine.events import Timing

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from neuron_spec.bench.slices import SLICES
 from neuron_spec.bench.workload import BUILT_IN, WorkloadRow, read_workload
 from neuron_spec.errors import UserError
 
@@ -135,13 +134,6 @@ def test_a_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_bytes(b'plain words\r\n\n"quoted"\n[1, 2]\n')
     assert [row.prompt for row in read_workload(path)] == ["plain words", '"quoted"', "[1, 2]"]
-
-
-def test_slices_by_kind_of_work() -> None:
-    assert len(SLICES) == 8
-    for kind, rows in SLICES.items():
-        assert {row.category for row in rows} == {kind}
-        assert len({str(row.prompt) for row in rows}) == len(rows) == 3
 
 
 def test_built_in_prompts_are_of_different_kinds() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import nxdi_golden as golden
 import pytest
-from nxdi_double.opened import WAYS, K, Opened, alone, generated
+from nxdi_double.opened import MEDUSA_TREE, WAYS, K, Opened, alone, generated
 from nxdi_double.recorder import Recorder
 
 from neuron_spec.backends.base import Decoding
@@ -226,3 +226,22 @@ def test_a_step_beyond_the_cache_is_refused(name: str, open_: Open) -> None:
     with pytest.raises(ValueError, match="the cache has 96"):
         for _ in range(golden.SEQ_LEN + 1):
             speculator.step(k)
+
+
+def test_a_medusa_step_drafts_the_whole_tree(open_: Open) -> None:
+    """The graph has a node more, for position 0; only what is run again displaces nodes."""
+    opened = open_("medusa")
+    speculator, k = opened.speculator, len(MEDUSA_TREE)
+    length = opened.applications.target.neuron_config.medusa_speculation_length
+    assert length == k + 2 and speculator.limits.num_draft_tokens == k
+    main = [node for node, path in enumerate(MEDUSA_TREE, start=1) if not any(path)]
+    for prompt in golden.PROMPTS:
+        speculator.prefill(0, prompt)
+        behind = 0
+        for _ in range(8):
+            (result,) = speculator.step(k)
+            assert result.num_drafted == k - behind
+            accepted = result.accepted_nodes or ()
+            right = [a == b for a, b in zip(accepted, main, strict=False)]
+            behind = len(accepted) - (right.index(False) if False in right else len(right))
+        speculator.release(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,15 @@ from nxdi_builds import DRAFTS, write_spec
 from nxdi_double import Recorder
 from nxdi_double.forward import Emulation
 
+from neuron_spec.artifacts import open_artifact
 from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.bench.plan import plan_of, planned_line
 from neuron_spec.checkpoints import prepare
+from neuron_spec.cli.bench import run_bench
 from neuron_spec.compiler import compile_model
 from neuron_spec.engine import Session, load
 from neuron_spec.engine.warmup import warm_up
+from neuron_spec.errors import UserError
 from neuron_spec.spec import BuildSpec
 
 # For the longer prompt graph, and one that repeats itself, so that n-grams are found.
@@ -64,3 +69,40 @@ def test_warming_up_runs_every_graph(nxdi: Recorder, here: Path, way: str) -> No
     session = load(artifact.directory)
     assert warm_up(session.speculator, session.draft_length) > 0
     assert session.speculator.step(session.speculator.limits.num_draft_tokens) == []
+
+
+@pytest.mark.parametrize("way", ["eagle", "medusa"])
+def test_bench_compares_with_the_target_alone(
+    nxdi: Recorder, here: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off in the same graph would take as long as on: another artifact is off, or nothing is."""
+    artifacts = {}
+    for name in ("none", way):
+        (here / name).mkdir()
+        monkeypatch.chdir(here / name)
+        spec = write_spec(here / name, name)
+        compiled = compile_model(spec, prepare(spec), backend="neuron")
+        artifacts[name] = open_artifact(compiled.directory.absolute())
+    Emulation(nxdi)
+    prompts = here / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": PROMPTS[1]}) + "\n")
+    options = {"prompts": prompts, "repetitions": 1, "max_new_tokens": 4}
+    on, off = artifacts[way], artifacts["none"].directory
+    alone = run_bench(on, **options)
+    assert {load["way"] for load in alone["loads"]} == {"on"}
+    assert (alone["speed_ups"], alone["step_costs"]) == ([], None)
+    with pytest.raises(UserError, match="the run has no step costs") as caught:
+        plan_of(alone)
+    assert "--off" in str(caught.value)
+    both = run_bench(on, off=off, **options)
+    assert [load["way"] for load in both["loads"]] == ["off", "on"]
+    assert both["prompts"][0]["identical"] is True
+    assert both["record"]["off"]["name"] == artifacts["none"].manifest.name
+    plan = plan_of(both)
+    lengths = [option.num_draft_tokens for option in plan.loads[0].options]
+    assert lengths == [0, on.manifest.num_draft_tokens]
+    assert planned_line(plan, both) == ""
+    with pytest.raises(UserError, match="no step without drafts"):
+        run_bench(on, is_planned=True, **options)
+    with pytest.raises(UserError, match="it drafts with"):
+        run_bench(on, off=on.directory, **options)
