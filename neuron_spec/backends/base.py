@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from neuron_spec.errors import RequestError
 from neuron_spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from neuron_spec.artifacts import Artifact
-    from neuron_spec.checkpoints import PreparedCheckpoint
-    from neuron_spec.spec import BuildSpec
+    from neuron_spec.grammars import Grammar
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,12 @@ class Limits:
         has_logprobs: whether log-probabilities can be told.
         vocab_size: number of token ids, where a request's options may name some; None where
             nothing is known.
+        sampling_options: the fields of `SamplingParams` that can be honoured; None for all.
+        max_top_k: the largest top_k; None for any.
+        always_drafts: whether a step runs the graph of the largest k whatever it is asked for: it
+            takes as long, and may draft as much. With k = 0 it keeps the target's own token alone,
+            which is no measure of the target alone.
+        has_grammars: whether outputs can be held to a grammar.
     """
 
     batch_size: int
@@ -43,6 +47,35 @@ class Limits:
     can_sample: bool = False
     has_logprobs: bool = False
     vocab_size: int | None = None
+    sampling_options: frozenset[str] | None = None
+    max_top_k: int | None = None
+    always_drafts: bool = False
+    has_grammars: bool = False
+
+
+def check_options(sampling: SamplingParams, limits: Limits) -> None:
+    """Whether every option that changes the output can be honoured.
+
+    Raises:
+        RequestError: one cannot; `field` names it.
+    """
+    known = limits.sampling_options
+    refused = [] if known is None else [name for name in sampling.in_effect if name not in known]
+    if refused:
+        raise RequestError(
+            "the device that chooses the tokens has no such option",
+            field=refused[0],
+            found=getattr(sampling, refused[0]),
+            mend="leave it out; an artifact whose tokens the host chooses would take it",
+        )
+    most = limits.max_top_k
+    if most is not None and "top_k" in sampling.in_effect and sampling.top_k > most:
+        raise RequestError(
+            "more than the device looks at",
+            field="top_k",
+            found=sampling.top_k,
+            expected=f"at most {most} (neuron.sampling.global_topk), or 0 for all of these",
+        )
 
 
 @dataclass(frozen=True)
@@ -53,11 +86,16 @@ class Decoding:
         stop_token_ids: the ids that `sampling.min_tokens` forbids at first.
         num_logprobs: how many of the likeliest ids are told at every token, beside the token
             itself; None for no log-probabilities at all.
+        speculate: False proposes nothing to this request, whatever k a step has: it then commits
+            one token a step, beside others that speculate.
+        grammar: what the output is held to, at every drafted token too; None for free text.
     """
 
     sampling: SamplingParams = SamplingParams()
     stop_token_ids: frozenset[int] = frozenset()
     num_logprobs: int | None = None
+    speculate: bool = True
+    grammar: Grammar | None = None
 
 
 GREEDY = Decoding()
@@ -66,7 +104,7 @@ GREEDY = Decoding()
 @dataclass(frozen=True)
 class TokenLogprobs:
     """Log-probabilities where one output token was chosen: of the target's own distribution,
-    before temperature and the other sampling options.
+    before temperature, a grammar's mask and the other sampling options.
 
     Attributes:
         logprob: of the token.
@@ -85,11 +123,13 @@ class PrefillResult:
         token: its id.
         logits: [vocab] float32 logits it was chosen from, or None where a device keeps them.
         logprobs: of the token, if the request wants them.
+        num_cached_tokens: of the prompt, not run again because an earlier one began the same.
     """
 
     token: int
     logits: Tensor | None
     logprobs: TokenLogprobs | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,12 +139,13 @@ class StepResult:
     Attributes:
         tokens: the accepted drafts, then the target's own token (correction, bonus, or the only
             one when nothing was drafted); 1 … k + 1 ids.
-        num_drafted: proposals that were verified, at most k.
+        num_drafted: proposals that were verified; at most k, but where `limits.always_drafts`.
         num_accepted: how many of them were kept; always `len(tokens) - 1`.
         logprobs: of every token, if the request wants them.
         num_positions: depth of the verified tree; None for chains, where it is `num_drafted`.
         accepted_nodes: of the verified tree, from its first level down; None for chains, and where
             a device does not tell.
+        failure: why this slot cannot go on; it then has no tokens, and is to be released.
     """
 
     slot: int
@@ -114,6 +155,7 @@ class StepResult:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     num_positions: int | None = None
     accepted_nodes: tuple[int, ...] | None = None
+    failure: RequestError | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +184,8 @@ class Speculator(Protocol):
         """
 
     def step(self, num_draft_tokens: int) -> list[StepResult]:
-        """One speculation step of every running slot with k = `num_draft_tokens` (0 … limit).
+        """One speculation step of every running slot with k = `num_draft_tokens` (0 … limit), or
+        with 0 where its decoding does not speculate.
 
         The caller keeps at most `max_total_tokens` tokens a slot and releases slots that are done.
         """
@@ -171,16 +214,10 @@ class ChunkedSpeculator(Speculator, Protocol):
         """Run the next piece; the first new token after the last, else None."""
 
 
-class Backend(Protocol):
-    """How artifacts of one kind are built and opened."""
+@runtime_checkable
+class PrefixCachingSpeculator(Speculator, Protocol):
+    """A speculator that can keep the beginnings of prompts for those that begin the same."""
 
-    name: str
-
-    def libraries(self) -> dict[str, str]:
-        """Versions that decide what is computed; part of the fingerprint."""
-
-    def build(self, spec: BuildSpec, prepared: PreparedCheckpoint, folder: Path) -> dict[str, Any]:
-        """Write what `open` needs into `folder` (empty, not yet an artifact); return a report."""
-
-    def open(self, artifact: Artifact) -> Speculator:
-        """Load an artifact of this backend."""
+    def cache_prefixes(self, max_bytes: int) -> None:
+        """Keep so much from now on; 0, as at first, keeps nothing. Results are the same bit for
+        bit, only sooner."""

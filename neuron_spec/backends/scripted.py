@@ -24,6 +24,7 @@ DEFAULT_LIMITS = Limits(
 class _Sequence:
     reply: tuple[int, ...]
     position: int
+    speculates: bool = True
 
     def take(self, count: int) -> tuple[int, ...]:
         indices = range(self.position, self.position + count)
@@ -58,6 +59,7 @@ class ScriptedSpeculator:
         if not 0 <= slot < self._limits.batch_size or slot in self._running:
             raise ValueError(f"slot {slot} is not free")
         sequence = self._find(tuple(prompt_ids))
+        sequence.speculates = decoding.speculate
         self._running[slot] = sequence
         return PrefillResult(sequence.take(1)[0], None)
 
@@ -65,9 +67,10 @@ class ScriptedSpeculator:
         """The next tokens of every running reply; acceptance follows the script, at most k."""
         results = []
         for slot, sequence in sorted(self._running.items()):
-            accepted = min(next(self._accepted), num_draft_tokens)
+            drafted = num_draft_tokens if sequence.speculates else 0
+            accepted = min(next(self._accepted), drafted)
             tokens = sequence.take(accepted + 1)
-            results.append(StepResult(slot, tokens, num_draft_tokens, accepted))
+            results.append(StepResult(slot, tokens, drafted, accepted))
         return results
 
     def release(self, slot: int) -> None:

@@ -34,6 +34,7 @@ def emulation_faults(spec: BuildSpec) -> list[str]:
         "draft.dynamic_tree": draft.dynamic_tree is not None,
         "draft.sampled": draft.sampled,
         "draft.by_load": bool(draft.by_load),
+        "verification.pin_shapes": spec.verification.pin_shapes,
         "draft.vocabulary 'intersection'": draft.vocabulary != "same",
         "a num_draft_tokens that cuts the tree": bool(draft.tree)
         and draft.num_draft_tokens != len(draft.tree),

@@ -20,6 +20,10 @@ NUMERICS = (
     "a claim about the algorithm: kernels that round differently for one and for several positions "
     "can still flip a near-tie"
 )
+PINNED_NUMERICS = (
+    "shapes are pinned: in one opened artifact a token's logits are bitwise the same for every k "
+    "and beside every other request, as checked when it was built"
+)
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,12 @@ class VerificationSpec(Section):
     delta: float | None = Field(
         None, gt=0, description="Of `typical`: accepted above delta x exp(-entropy); 0.3."
     )
+    pin_shapes: bool = Field(
+        False,
+        description="Run plain decoding and verification in passes of one shape, so that the "
+        "target's logits are bitwise the same for every k, beside every other request; checked "
+        "when it is built (reference backend only). Plain decoding gets slower.",
+    )
 
     @model_validator(mode="after")
     def _parameters_belong_to_the_rule(self) -> VerificationSpec:

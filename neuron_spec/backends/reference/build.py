@@ -11,25 +11,31 @@ import torch
 
 from neuron_spec.artifacts import Artifact
 from neuron_spec.backends.base import Limits, Speculator
-from neuron_spec.backends.reference.decisions import Decisions
+from neuron_spec.backends.builds import BuildPreview
+from neuron_spec.backends.decisions import Decisions
+from neuron_spec.backends.reference.cache import round_up
 from neuron_spec.backends.reference.drafting import DraftParts, drafter_of
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import HEADS, Target
 from neuron_spec.backends.reference.nxdi.opening import open_emulation
+from neuron_spec.backends.reference.pin_check import PinCheck, machine
+from neuron_spec.backends.reference.pinned import PinnedShape
+from neuron_spec.backends.reference.scoring import PinnedScore
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.checkpoints.model_config import read_config
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint
 from neuron_spec.drafters import DraftShape, GrowDynamicTree
 from neuron_spec.errors import BackendError, UserError
+from neuron_spec.files import Progress
 from neuron_spec.spec.schema import BuildSpec
-from neuron_spec.trees import Tree
+from neuron_spec.trees import NO_PARENT, Tree
 
 PROGRAM = "program.json"
 _SMOKE_PROMPT = (1,)
 
 
 class ReferenceBackend:
-    """See `neuron_spec.backends.base.Backend`."""
+    """See `neuron_spec.backends.builds.Backend`."""
 
     name = "reference"
 
@@ -37,7 +43,29 @@ class ReferenceBackend:
         """PyTorch decides what is computed here."""
         return {"torch": torch.__version__}
 
-    def build(self, spec: BuildSpec, prepared: PreparedCheckpoint, folder: Path) -> dict[str, Any]:
+    def require(self) -> None:
+        """PyTorch is here, or this module would not be."""
+
+    def environment(self) -> dict[str, str]:
+        """Nothing is compiled."""
+        return {}
+
+    def preview(self, spec: BuildSpec, destination: Path) -> BuildPreview:
+        """See `build`."""
+        models = "target and draft" if spec.draft.model else "target"
+        check = ("compare logits of pinned shapes",) if spec.verification.pin_shapes else ()
+        phases = (f"load {models}", "one prefill and one step", *check, f"write {PROGRAM}")
+        return BuildPreview(phases)
+
+    def build(
+        self,
+        spec: BuildSpec,
+        prepared: PreparedCheckpoint,
+        folder: Path,
+        *,
+        destination: Path,
+        progress: Progress,
+    ) -> dict[str, Any]:
         """Load the models, run a prefill and a step, and write `program.json`."""
         speculator = open_speculator(spec, prepared.target, prepared.draft)
         smoke = _smoke(speculator)
@@ -47,14 +75,23 @@ class ReferenceBackend:
             "dtype": spec.reference.dtype,
             "cache_length": cache_length(spec),
             "smoke": smoke,
+            **_check_pinned(spec, speculator),
         }
         (folder / PROGRAM).write_text(json.dumps(program, indent=2) + "\n", encoding="utf-8")
         return program
 
     def open(self, artifact: Artifact) -> Speculator:
-        """Load the weights that the artifact links to."""
+        """Load the weights that the artifact links to.
+
+        Pinned shapes are checked anew on another machine, or with another number of threads.
+        """
         draft = artifact.model_directory("draft") if "draft" in artifact.manifest.models else None
-        return open_speculator(artifact.spec, artifact.model_directory("target"), draft)
+        spec, record = artifact.spec, artifact.manifest.pinned_shapes
+        speculator = open_speculator(spec, artifact.model_directory("target"), draft)
+        here = machine(torch.device(spec.reference.device)), torch.get_num_threads()
+        if record and (record.machine, record.num_threads) != here:
+            _check_pinned(spec, speculator)
+        return speculator
 
 
 BACKEND = ReferenceBackend()
@@ -85,10 +122,32 @@ def open_speculator(
         draws_drafts=spec.draft.sampled,
         vocab_size=config.vocab_size,
     )
-    limits = replace(limits, has_logprobs=True)
+    limits = replace(limits, has_logprobs=True, has_grammars=True)
+    pins = spec.verification.pin_shapes
     return ReferenceSpeculator(
-        target, drafter_of(parts), decisions, limits=limits, device=placement.device
+        target,
+        drafter_of(parts),
+        decisions,
+        limits=limits,
+        device=placement.device,
+        pinned=PinnedScore(target, pinned_shape(spec)) if pins else None,
     )
+
+
+def pinned_shape(spec: BuildSpec) -> PinnedShape:
+    """Of every pass, where the spec pins it."""
+    return PinnedShape(spec.shape.batch_size, spec.num_draft_tokens + 1)
+
+
+def _check_pinned(spec: BuildSpec, speculator: Speculator) -> dict[str, Any]:
+    """The report's entry of pinned shapes; empty where they are not."""
+    if not isinstance(speculator, ReferenceSpeculator) or speculator.pinned is None:
+        return {}
+    shape, k = draft_shape(spec), spec.num_draft_tokens
+    tree = shape.tree.first(k) if shape.tree else None
+    if shape.dynamic_tree:  # any with branches will do
+        tree = Tree((NO_PARENT, *(node // 2 for node in range(k))))
+    return {"pinned_shapes": PinCheck(speculator.pinned, speculator.limits, tree).run()}
 
 
 def draft_shape(spec: BuildSpec) -> DraftShape:
@@ -113,10 +172,12 @@ def limits_of(spec: BuildSpec) -> Limits:
 
 def cache_length(spec: BuildSpec) -> int:
     """Positions of the KV cache: a step looks k + 1 ahead, and so may a padded draft row; a dynamic
-    tree also keeps candidates that it does not propose."""
+    tree also keeps candidates that it does not propose. Pinned shapes begin every slot at an
+    address of the same alignment, by which kernels may sum in another order."""
     dynamic = spec.draft.dynamic_tree
     candidates = dynamic.depth * dynamic.top_k if dynamic else 0
-    return spec.shape.max_total_tokens + 2 * (spec.num_draft_tokens + 1) + candidates
+    length = spec.shape.max_total_tokens + 2 * (spec.num_draft_tokens + 1) + candidates
+    return round_up(length) if spec.verification.pin_shapes else length
 
 
 def _placement(spec: BuildSpec) -> Placement:

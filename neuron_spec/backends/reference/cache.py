@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from neuron_spec.backends.reference.attention import attend
 from neuron_spec.drafters import Branches
 
-_SPAN_MULTIPLE = 64  # attention reads whole multiples, so that shapes repeat
+SPAN_MULTIPLE = 64  # attention reads whole multiples, so that shapes repeat
 
 
 class KVCache:
@@ -75,7 +77,7 @@ class Window:
         self._places = torch.tensor(starts, device=device)[:, None] + offsets  # [rows, n]
         self.positions = self._places
         needs_mask = len(starts) > 1 or num_positions > 1 or branches is not None
-        self.span = min(_round_up(last), cache.length) if needs_mask else last
+        self.span = min(round_up(last), cache.length) if needs_mask else last
         self.mask = None
         if branches is not None:
             origins = torch.tensor(branches.origins, device=device)[:, None]
@@ -96,6 +98,18 @@ class Window:
         seen = mask.gather(2, index) & inside[:, None]
         return (seen | (columns < 0)[:, None])[:, None]
 
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, kv: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Write key and value [rows, n, kv_heads, head_dim] into one layer's cache; what the
+        queries [rows, n, heads, head_dim] make of all they see, in their shape."""
+        keys, values = self.store(kv[0], key), self.store(kv[1], value)
+        return attend(query, keys, values, self.mask)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """The activation, elementwise."""
+        return F.silu(x)
+
     def store(self, cache: Tensor, new: Tensor) -> Tensor:
         """Write `new` [rows, n, kv_heads, head_dim]; return what is visible, [rows, kv_heads,
         span, head_dim], a view."""
@@ -109,5 +123,6 @@ class Window:
         return rows[:, :, : self.span]
 
 
-def _round_up(length: int) -> int:
-    return -(-length // _SPAN_MULTIPLE) * _SPAN_MULTIPLE
+def round_up(length: int) -> int:
+    """The next whole multiple."""
+    return -(-length // SPAN_MULTIPLE) * SPAN_MULTIPLE

@@ -17,10 +17,9 @@ from neuron_spec.drafters import (
     Drafter,
     DraftShape,
     IntersectionDrafter,
-    NgramDrafter,
-    SuffixDrafter,
     Translation,
 )
+from neuron_spec.drafters.lookup import LOOKUP_DRAFTERS
 from neuron_spec.spec.schema import DraftSpec
 
 
@@ -82,17 +81,8 @@ def _mtp(parts: DraftParts) -> Drafter:
     return layer.drafter(parts.shape)
 
 
-def _ngram(parts: DraftParts) -> Drafter:
-    shortest, longest = parts.spec.ngram_sizes
-    return NgramDrafter(min_size=shortest, max_size=longest)
-
-
-def _suffix(parts: DraftParts) -> Drafter:
-    return SuffixDrafter(
-        depth=parts.spec.suffix_depth,
-        min_probability=parts.spec.suffix_min_probability,
-        max_answers=parts.spec.suffix_answers,
-    )
+def _lookup(parts: DraftParts) -> Drafter:
+    return LOOKUP_DRAFTERS[parts.spec.method](parts.spec)
 
 
 _MAKERS: dict[str, Callable[[DraftParts], Drafter]] = {
@@ -100,6 +90,5 @@ _MAKERS: dict[str, Callable[[DraftParts], Drafter]] = {
     "model": _model,
     "early-exit": _early_exit,
     "mtp": _mtp,
-    "ngram": _ngram,
-    "suffix": _suffix,
+    **dict.fromkeys(LOOKUP_DRAFTERS, _lookup),
 }

@@ -15,6 +15,7 @@ from neuron_spec.backends.reference.cache import KVCache
 from neuron_spec.backends.reference.linear import Linear
 from neuron_spec.backends.reference.loading import Placement, decoder_of, reader
 from neuron_spec.backends.reference.parallel_heads import HydraHeads, MedusaHeads
+from neuron_spec.backends.reference.pinned import PinnedWindow
 from neuron_spec.backends.reference.transformer import Eagle3Layer, Layer, Norm
 from neuron_spec.checkpoints.formats import eagle, eagle3
 from neuron_spec.checkpoints.model_config import read_config
@@ -54,7 +55,13 @@ class Target:
     ) -> tuple[Tensor, Tensor]:
         """Hidden states after the final norm [rows, n, hidden] and features [rows, n, feature] of
         ids [rows, n]; with `branches` the ids are nodes of a tree."""
-        output, tapped = self._decoder(self.embed(tokens), starts, first_slot, branches)
+        return self._read(*self._decoder(self.embed(tokens), starts, first_slot, branches))
+
+    def hidden_through(self, tokens: Tensor, window: PinnedWindow) -> tuple[Tensor, Tensor]:
+        """The same of ids [rows, n] that stand in a pinned window."""
+        return self._read(*self._decoder.run(self.embed(tokens), window))
+
+    def _read(self, output: Tensor, tapped: Tensor | None) -> tuple[Tensor, Tensor]:
         hidden = self.norm(output)
         return hidden, hidden if tapped is None else tapped
 

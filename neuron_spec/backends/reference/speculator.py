@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,10 +17,11 @@ from neuron_spec.backends.base import (
     StepPhases,
     StepResult,
 )
-from neuron_spec.backends.reference.decisions import Decided, Decisions, tree_of
+from neuron_spec.backends.decisions import Decided, Decisions, dead_end, tree_of
 from neuron_spec.backends.reference.models import Target
-from neuron_spec.drafters import NO_PROPOSAL, Branches, Drafter, Proposal
-from neuron_spec.trees import Tree
+from neuron_spec.backends.reference.prefixes import PrefixCache
+from neuron_spec.backends.reference.scoring import PinnedScore, Score, Scores, WideScore
+from neuron_spec.drafters import NO_PROPOSAL, Drafter, Proposal
 
 PREFILL_CHUNK_TOKENS = 128
 """A piece of a prompt takes about as long as a few steps do. Borders are always at multiples, so
@@ -44,16 +44,9 @@ class _Prompt:
     """[1, n] ids"""
     decoding: Decoding
     num_done: int = 0
+    num_cached: int = 0
     features: list[Tensor] = field(default_factory=list)
     """[tokens of a piece, feature] each"""
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """What the target makes of one step's tokens: [rows, n + 1, …] each."""
-
-    features: Tensor
-    logits: Tensor
 
 
 class ReferenceSpeculator:
@@ -67,11 +60,16 @@ class ReferenceSpeculator:
         *,
         limits: Limits,
         device: torch.device,
+        pinned: PinnedScore | None = None,
     ) -> None:
+        """`pinned`: how a step is scored if not in a pass as wide as it."""
+        self.pinned = pinned
+        self._target_score: Score = pinned or WideScore(target)
         self._target, self._drafter, self._decisions = target, drafter, decisions
         self._limits, self._device = limits, device
         self._rows: dict[int, _Row] = {}
         self._prompts: dict[int, _Prompt] = {}
+        self._prefixes: PrefixCache | None = None
         self.tells_phases = False
         self.phases: StepPhases | None = None
 
@@ -84,6 +82,14 @@ class ReferenceSpeculator:
     def prefill_chunk_tokens(self) -> int:
         """See `ChunkedSpeculator.prefill_chunk_tokens`."""
         return PREFILL_CHUNK_TOKENS
+
+    def cache_prefixes(self, max_bytes: int) -> None:
+        """See `PrefixCachingSpeculator.cache_prefixes`."""
+        self._prefixes = None
+        if max_bytes > 0:
+            self._prefixes = PrefixCache(
+                self._target.cache, piece_tokens=PREFILL_CHUNK_TOKENS, max_bytes=max_bytes
+            )
 
     def prefill(
         self, slot: int, prompt_ids: Sequence[int], decoding: Decoding = GREEDY
@@ -100,7 +106,11 @@ class ReferenceSpeculator:
         """See `ChunkedSpeculator.begin_prefill`."""
         self._check_prompt(slot, prompt_ids)
         tokens = torch.tensor([list(prompt_ids)], device=self._device)
-        self._prompts[slot] = _Prompt(tokens, decoding)
+        prompt = self._prompts[slot] = _Prompt(tokens, decoding)
+        if self._prefixes:
+            kept = self._prefixes.restore(slot, prompt_ids)
+            prompt.features = [features for features in kept if features is not None]
+            prompt.num_done = prompt.num_cached = len(kept) * PREFILL_CHUNK_TOKENS
 
     @torch.inference_mode()
     def advance_prefill(self, slot: int) -> PrefillResult | None:
@@ -112,6 +122,9 @@ class ReferenceSpeculator:
         prompt.num_done += piece.shape[1]
         if self._drafter:
             prompt.features.append(features[0])
+        if self._prefixes:
+            kept = features[0] if self._drafter else None
+            self._prefixes.keep(slot, prompt.tokens[0].tolist(), start, kept)
         if prompt.num_done < prompt.tokens.shape[1]:
             return None
         return self._begin(slot, prompt, self._target.logits(hidden[:, -1:])[0])
@@ -165,44 +178,50 @@ class ReferenceSpeculator:
         del self._prompts[slot]
         self._rows[slot] = _Row(first, len(tokens))
         logprobs = self._decisions.logprobs(slot, logits, [first])
-        return PrefillResult(first, logits[0].float(), logprobs[0] if logprobs else None)
+        logprob = logprobs[0] if logprobs else None
+        return PrefillResult(first, logits[0].float(), logprob, prompt.num_cached)
 
     def _draft(self, num_rows: int, num_draft_tokens: int) -> Proposal:
         if self._drafter is None or num_draft_tokens == 0:
             return Proposal(torch.empty(num_rows, 0, dtype=torch.long, device=self._device))
         choose = self._decisions.chooser(num_rows)
         proposal = self._drafter.propose(num_rows, num_draft_tokens, choose)
-        return Proposal(proposal.tokens.to(self._device), proposal.parents, proposal.probs)
+        tokens = proposal.tokens.to(self._device)
+        plain = self._decisions.plain_slots()
+        if plain:
+            indices = torch.tensor(plain, device=self._device)
+            tokens = tokens.index_fill(0, indices, NO_PROPOSAL)
+        return Proposal(tokens, proposal.parents, proposal.probs)
 
-    def _score(self, proposal: Proposal) -> _Scores:
+    def _score(self, proposal: Proposal) -> Scores:
         """The target over last token and drafts.
 
-        Rows that do not run go along at the first position that their prefill will overwrite.
+        Rows that do not run may be written at the first position that their prefill overwrites.
         """
         drafts = proposal.tokens
-        rows = [self._rows.get(slot) or self._idle(slot) for slot in range(len(drafts))]
-        last = torch.tensor([[row.last_token] for row in rows], device=self._device)
-        tokens = torch.cat([last, drafts.clamp(min=0)], dim=1)  # [rows, n + 1]
-        positions = [row.position for row in rows]
-        branches = None
-        if proposal.parents is not None:
-            branches = _branches(positions, proposal.parents)
-        hidden, features = self._target.hidden(tokens, positions, 0, branches)
-        return _Scores(features, self._target.logits(hidden))
+        slots = range(len(drafts))
+        last = [self._rows[slot].last_token if slot in self._rows else 0 for slot in slots]
+        root = torch.tensor(last, device=self._device)[:, None]
+        tokens = torch.cat([root, drafts.clamp(min=0)], dim=1)  # [rows, n + 1]
+        starts = {slot: row.position for slot, row in self._rows.items()}
+        idle = {slot: self._num_prefilled(slot) for slot in slots if slot not in self._rows}
+        return self._target_score(tokens, starts, proposal.parents, idle=idle)
 
-    def _idle(self, slot: int) -> _Row:
+    def _num_prefilled(self, slot: int) -> int:
         prompt = self._prompts.get(slot)
-        return _Row(0, prompt.num_done if prompt else 0)
+        return prompt.num_done if prompt else 0
 
     def _commit(
         self,
         slot: int,
         drafts: Sequence[int],
         decided: Decided,
-        scores: _Scores,
+        scores: Scores,
         num_positions: int | None,
     ) -> StepResult:
         """Keep the accepted branch and the token after it, and tell drafter and options."""
+        if decided.is_dead_end:
+            return StepResult(slot, (), 0, 0, failure=dead_end())
         row, nodes = self._rows[slot], list(decided.nodes)
         tokens = (*(drafts[node - 1] for node in nodes[1:]), decided.next_token)
         self._target.keep(slot, row.position, nodes)
@@ -214,6 +233,8 @@ class ReferenceSpeculator:
         row.last_token, row.position = tokens[-1], row.position + len(tokens)
         num_drafted = len(drafts) - drafts.count(NO_PROPOSAL)
         branch = None if num_positions is None else tuple(nodes[1:])
+        if num_drafted == 0:
+            num_positions = None
         return StepResult(
             slot, tokens, num_drafted, len(tokens) - 1, logprobs, num_positions, branch
         )
@@ -230,18 +251,3 @@ def _depths(proposal: Proposal) -> list[int | None]:
     if proposal.parents is None:
         return [None] * len(proposal.tokens)
     return [tree_of(tuple(row)).max_depth for row in proposal.parents.tolist()]
-
-
-def _branches(positions: Sequence[int], parents: Tensor) -> Branches:
-    """How the nodes of every row's tree, root included, stand in the cache."""
-    trees = [tree_of(tuple(row)) for row in parents.tolist()]
-    tables = [_tables(tree) for tree in trees]
-    depths = torch.stack([depths for depths, _ in tables]).to(parents.device)
-    mask = torch.stack([mask for _, mask in tables]).to(parents.device)
-    return Branches(positions, depths, mask)
-
-
-@lru_cache(maxsize=4096)
-def _tables(tree: Tree) -> tuple[Tensor, Tensor]:
-    """Depths [nodes] and attention mask [nodes, nodes] of a tree."""
-    return torch.tensor(tree.depths), torch.tensor(tree.attention_mask)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from neuron_spec.backends.reference.cache import KVCache, Window
 from neuron_spec.backends.reference.linear import Linear
+from neuron_spec.backends.reference.pinned import PinnedWindow
 from neuron_spec.backends.reference.rope import rotary_tables, rotate
 from neuron_spec.checkpoints.model_config import ModelConfig
 from neuron_spec.drafters import Branches
@@ -22,6 +23,8 @@ from neuron_spec.drafters import Branches
 Read = Callable[[str], Tensor]
 """A parameter by its key, in the model's dtype and on its device."""
 Has = Callable[[str], bool]
+View = Window | PinnedWindow
+"""Where a pass writes, and what it may see."""
 
 PREFILL_CHUNK = 512  # bounds the attention mask of long prompts
 
@@ -57,7 +60,7 @@ class Attention:
         ]
 
     def __call__(
-        self, x: Tensor, tables: tuple[Tensor, Tensor], window: Window, kv: tuple[Tensor, Tensor]
+        self, x: Tensor, tables: tuple[Tensor, Tensor], window: View, kv: tuple[Tensor, Tensor]
     ) -> Tensor:
         """[rows, n, hidden] -> [rows, n, hidden]; writes this layer's keys and values."""
         rows, count, _ = x.shape
@@ -68,25 +71,7 @@ class Attention:
             rotate(norm(part) if norm else part, *tables)
             for norm, part in zip(self.head_norms, (query, key), strict=True)
         )
-        keys, values = window.store(kv[0], key), window.store(kv[1], value)
-        return self.output(_attend(query, keys, values, window.mask).reshape(rows, count, -1))
-
-
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """[rows, n, heads, dim] over [rows, kv_heads, span, dim] -> [rows, n, heads, dim].
-
-    The query heads that share a key head are stacked as more queries, so keys are not repeated.
-    """
-    rows, count, heads, dim = query.shape
-    kv_heads = keys.shape[1]
-    group = heads // kv_heads
-    stacked = query.view(rows, count, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    stacked = stacked.reshape(rows, kv_heads, group * count, dim)
-    if mask is not None and group > 1:
-        mask = mask.repeat(1, 1, group, 1)
-    output = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask)
-    output = output.view(rows, kv_heads, group, count, dim).permute(0, 3, 1, 2, 4)
-    return output.reshape(rows, count, heads, dim)
+        return self.output(window.attend(query, key, value, kv).reshape(rows, count, -1))
 
 
 class Layer:
@@ -102,16 +87,16 @@ class Layer:
         self.down = Linear(read(f"{prefix}mlp.down_proj.weight"))
 
     def __call__(
-        self, x: Tensor, tables: tuple[Tensor, Tensor], window: Window, kv: tuple[Tensor, Tensor]
+        self, x: Tensor, tables: tuple[Tensor, Tensor], window: View, kv: tuple[Tensor, Tensor]
     ) -> Tensor:
         """[rows, n, hidden] -> [rows, n, hidden]."""
         normed = self.input_norm(x) if self.input_norm else x
-        return self.feed_forward(x + self.attention(normed, tables, window, kv))
+        return self.feed_forward(x + self.attention(normed, tables, window, kv), window)
 
-    def feed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor, window: View) -> Tensor:
         """The layer's second half, [..., hidden] -> [..., hidden]."""
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self.down(window.silu(gate) * up)
 
 
 class Eagle3Layer(Layer):
@@ -123,13 +108,13 @@ class Eagle3Layer(Layer):
         self.hidden_norm = Norm(read(f"{prefix}hidden_norm.weight"), config.rms_norm_eps)
 
     def __call__(
-        self, x: Tensor, tables: tuple[Tensor, Tensor], window: Window, kv: tuple[Tensor, Tensor]
+        self, x: Tensor, tables: tuple[Tensor, Tensor], window: View, kv: tuple[Tensor, Tensor]
     ) -> Tensor:
         """[rows, n, 2 x hidden], embedding then feature -> [rows, n, hidden]."""
         embedding, feature = x.chunk(2, dim=-1)
         normed = self.input_norm(embedding) if self.input_norm else embedding
         joined = torch.cat([normed, self.hidden_norm(feature)], dim=-1)
-        return self.feed_forward(feature + self.attention(joined, tables, window, kv))
+        return self.feed_forward(feature + self.attention(joined, tables, window, kv), window)
 
 
 class Decoder:
@@ -169,26 +154,19 @@ class Decoder:
             [rows, n, taps x hidden], or None without taps.
         """
         if branches is not None:
-            return self._run(x, starts, first_slot, branches)
-        chunks = x.split(PREFILL_CHUNK, dim=1)
-        pairs = [
-            self._run(chunk, [start + index * PREFILL_CHUNK for start in starts], first_slot)
-            for index, chunk in enumerate(chunks)
-        ]
+            return self.run(x, Window(starts, x.shape[1], first_slot, self.cache, branches))
+        pairs = []
+        for index, chunk in enumerate(x.split(PREFILL_CHUNK, dim=1)):
+            begins = [start + index * PREFILL_CHUNK for start in starts]
+            pairs.append(self.run(chunk, Window(begins, chunk.shape[1], first_slot, self.cache)))
         if len(pairs) == 1:
             return pairs[0]
         tapped = [taps for _, taps in pairs if taps is not None]
         outputs = torch.cat([output for output, _ in pairs], dim=1)
         return outputs, torch.cat(tapped, dim=1) if tapped else None
 
-    def _run(
-        self,
-        x: Tensor,
-        starts: Sequence[int],
-        first_slot: int,
-        branches: Branches | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        window = Window(starts, x.shape[1], first_slot, self.cache, branches)
+    def run(self, x: Tensor, window: View) -> tuple[Tensor, Tensor | None]:
+        """One pass of inputs [rows, n, hidden] through a window; what comes out as above."""
         positions = window.positions
         tables = (self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2))
         kv = zip(self.cache.keys, self.cache.values, strict=True)

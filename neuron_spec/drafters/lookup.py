@@ -1,0 +1,26 @@
+"""Drafters that need no model, out of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from neuron_spec.drafters.base import Drafter
+from neuron_spec.drafters.ngram import NgramDrafter
+from neuron_spec.drafters.suffix import SuffixDrafter
+from neuron_spec.spec.schema import DraftSpec
+
+
+def _ngram(spec: DraftSpec) -> Drafter:
+    shortest, longest = spec.ngram_sizes
+    return NgramDrafter(min_size=shortest, max_size=longest)
+
+
+def _suffix(spec: DraftSpec) -> Drafter:
+    return SuffixDrafter(
+        depth=spec.suffix_depth,
+        min_probability=spec.suffix_min_probability,
+        max_answers=spec.suffix_answers,
+    )
+
+
+LOOKUP_DRAFTERS: dict[str, Callable[[DraftSpec], Drafter]] = {"ngram": _ngram, "suffix": _suffix}
