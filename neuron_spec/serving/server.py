@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
+import sys
 import time
 
 import uvicorn
@@ -16,6 +18,7 @@ from neuron_spec.serving.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
+_SWITCH_S = 0.001
 _CLOSE_LIMIT_S = 5  # for connections after the drain, whose answers have all ended by then
 
 
@@ -84,6 +87,14 @@ class DrainingServer(uvicorn.Server):
         return is_over or not gate.num_open
 
 
+def _keep_pauses_short() -> None:
+    """What lives as long as the process is not looked through for garbage again and again, and the
+    event loop need not wait long for the engine's thread to hand over the interpreter."""
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_S)
+
+
 def serve(
     app: FastAPI, listening: socket.socket, *, settings: ServerSettings, log_form: str
 ) -> None:
@@ -94,6 +105,7 @@ def serve(
         KeyboardInterrupt: after the drain, where Ctrl-C was what told it.
     """
     logging.captureWarnings(True)
+    _keep_pauses_short()
     server = DrainingServer(app, settings=settings, log_form=log_form)
     server.run(sockets=[listening])
     if server.has_failed:

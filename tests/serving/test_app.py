@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -432,6 +433,14 @@ def test_an_unexpected_error_is_told_in_openais_form_without_its_insides(app: Fa
 
     with TestClient(app, raise_server_exceptions=False) as client:
         assert "secret" not in error_of(client.get("/broken"), 500)["message"]
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_the_card_says_whether_speculation_can_be_switched_off(always: bool) -> None:
+    speculator = ScriptedSpeculator({}, limits=replace(LIMITS, always_drafts=always))
+    app = create_session_app(Session(speculator, WordTokenizer()), model_name=MODEL)
+    with TestClient(app) as client:
+        assert client.get("/v1/models").json()["data"][0]["always_drafts"] is always
 
 
 def test_models_and_health(client: TestClient) -> None:
