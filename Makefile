@@ -5,12 +5,16 @@
 #             compared on the device. PYTHON=/opt/aws_neuronx_venv_.../bin/python: the environment
 #             with AWS's Neuron packages, neuron-spec, pytest and pytest-timeout
 # make check  lint, types, import contract, README against the program
-# make bench  speculation on against off, and against transformers, in one run; then the next two
+# make bench  speculation on against off, and against transformers, in one run; what HTTP costs; then
+#             the next four
 # make bench-drafters  acceptance length of every drafter by kind of work
+# make bench-by-load  draft length by load against always on and always off; the plan against what is
+#             measured
+# make bench-pinned  what `verification.pin_shapes` costs
 # make bench-prepare  `prepare` against cp and against load and save: time and peak memory, 4.5 GB
 # make soak   a server under 200 clients for five minutes; SOAK_SECONDS=60 for less
 
-.PHONY: demo test test-slow test-neuron check bench bench-drafters bench-prepare soak clean
+.PHONY: demo test test-slow test-neuron check bench bench-drafters bench-by-load bench-pinned bench-prepare soak clean
 
 BIN := .venv/bin
 
@@ -52,10 +56,20 @@ bench:
 	@$(BIN)/python tests/benchmarks/drafters.py
 	@$(BIN)/python tests/benchmarks/prepare.py
 	@$(BIN)/python tests/benchmarks/serving.py
+	@$(BIN)/python tests/benchmarks/by_load.py
+	@$(BIN)/python tests/benchmarks/pinned.py --dtype bfloat16
 
 bench-drafters:
 	@.ci/setup dev
 	@$(BIN)/python tests/benchmarks/drafters.py
+
+bench-by-load:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/by_load.py
+
+bench-pinned:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/pinned.py --dtype bfloat16
 
 bench-prepare:
 	@.ci/setup dev

@@ -1,0 +1,108 @@
+"""Does the plan hold: draft length by load against always on and always off, on the demo model.
+
+    python tests/benchmarks/by_load.py --repetitions 3
+
+A first run, over half of the built-in prompts, gives the plan. A second run, over the other half,
+measures off, on and the planned draft lengths in turn at every concurrency, and is compared with
+what the plan said: throughput by load over the better of on and off, and the predicted speed-up of
+decoding with the measured one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from neuron_spec import compile_model, load_spec, prepare
+from neuron_spec.bench.load import LoadSettings, measure_loads
+from neuron_spec.bench.plan import plan_of
+from neuron_spec.bench.record import record_of
+from neuron_spec.bench.run import run_of
+from neuron_spec.bench.slices import rows_of
+from neuron_spec.bench.steps import measure_step_costs
+from neuron_spec.engine import open_session
+from neuron_spec.engine.draft_length import DraftLength
+from neuron_spec.planner import Plan
+
+ROOT = Path(__file__).parents[2]
+DEMO_SPEC = ROOT / "compile" / "smollm2-135m-eagle.cpu.toml"
+CONCURRENCIES = (1, 2, 4, 8, 16)
+
+
+def measured(session: Any, artifact: Any, rows: Any, options: argparse.Namespace) -> dict[str, Any]:
+    wanted = {"max_new_tokens": options.tokens, "ignore_eos": True}
+    settings = LoadSettings(CONCURRENCIES, options.repetitions, wanted)
+    rounds = measure_loads(session, rows, settings)
+    costs = measure_step_costs(session, rows, CONCURRENCIES)
+    return run_of(record_of(artifact, rows, wanted), rows, rounds, costs)
+
+
+def throughputs(run: dict[str, Any], concurrency: int) -> dict[str, float]:
+    return {
+        load["way"]: load["throughput_tokens_per_s"]["value"]
+        for load in run["loads"]
+        if load["concurrency"] == concurrency
+    }
+
+
+def predicted(plan: Plan, concurrency: int, num_draft_tokens: int) -> float:
+    (load,) = (load for load in plan.loads if load.concurrency == concurrency)
+    (option,) = (o for o in load.options if o.num_draft_tokens == num_draft_tokens)
+    return option.speed_up.value
+
+
+def table_of(run: dict[str, Any], plan: Plan, chosen: DraftLength, largest: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("in flight", "k", "off", "on", "by load", "by load / better",
+                   "speed-up on: plan", "measured"):  # fmt: skip
+        table.add_column(column)
+    for concurrency in CONCURRENCIES:
+        rates = throughputs(run, concurrency)
+        better = max(rates["off"], rates["on"])
+        by_load = rates.get("by-load", rates["on"])  # a plan that is always on
+        decoding = next(
+            s["decoding"]["value"] for s in run["speed_ups"]
+            if (s["way"], s["concurrency"]) == ("on", concurrency)
+        )  # fmt: skip
+        table.add_row(
+            str(concurrency), str(chosen.at(concurrency)),
+            *(f"{rate:.1f}" for rate in (rates["off"], rates["on"], by_load)),
+            f"{by_load / better:.3f}",
+            f"{predicted(plan, concurrency, largest):.2f}", f"{decoding:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=32, help="prompts in all, of all kinds")
+    options = parser.parse_args()
+    loaded = load_spec(DEMO_SPEC)
+    shape = {"max_prompt_tokens": 512, "max_total_tokens": 640, "batch_size": max(CONCURRENCIES)}
+    spec = loaded.model_copy(update={"shape": loaded.shape.model_copy(update=shape)})
+    rows = rows_of(None, "all", None)
+    rows = rows[:: max(1, len(rows) // options.rows)][: options.rows]
+    console = Console(width=120)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        artifact = compile_model(spec, prepare(spec, folder / "draft"), folder / "artifact")
+        session = open_session(artifact)
+        largest = session.speculator.limits.num_draft_tokens
+        plan = plan_of(measured(session, artifact, rows[::2], options))
+        console.print(f"{plan.as_toml}, planned over {len(rows[::2])} prompts")
+        session.draft_length = DraftLength.by_load(plan.by_load, largest)
+        run = measured(session, artifact, rows[1::2], options)
+        console.print(table_of(run, plan, session.draft_length, largest))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
