@@ -14,7 +14,8 @@
 # make bench-prepare  `prepare` against cp and against load and save: time and peak memory, 4.5 GB
 # make soak   a server under 200 clients for five minutes; SOAK_SECONDS=60 for less
 
-.PHONY: demo test test-slow test-neuron check bench bench-drafters bench-by-load bench-pinned bench-prepare soak clean
+.PHONY: demo test test-slow test-neuron check soak clean
+.PHONY: bench bench-drafters bench-by-load bench-pinned bench-prepare
 
 BIN := .venv/bin
 
@@ -76,10 +77,11 @@ bench-prepare:
 	@$(BIN)/python tests/benchmarks/prepare.py
 
 SOAK_SECONDS ?= 300
+HEALTH_LIMIT_MS ?= 100
 
 soak:
 	@.ci/setup dev
-	@$(BIN)/python tests/benchmarks/soak.py --seconds $(SOAK_SECONDS)
+	@$(BIN)/python tests/benchmarks/soak.py --seconds $(SOAK_SECONDS) --health-limit $(HEALTH_LIMIT_MS)
 
 clean:
 	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

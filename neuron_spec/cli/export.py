@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from neuron_spec.spec import BuildSpec
 
 _ARTIFACT_HELP = "Folder of the compiled model, filled by the first start."
+_NXDI_ARTIFACT_HELP = (
+    "Folder of the compiled model: `target` in an artifact of `compile --backend neuron`, or one "
+    "that the first start fills."
+)
 
 
 @click.group(
@@ -54,7 +58,7 @@ def vllm(spec_path: Path, tensor_parallel: int, as_json: bool) -> None:
     epilog="Example: neuron-spec export vllm-nxdi compile/llama-3.1-8b-eagle.trn2.toml",
 )
 @spec_argument
-@click.option("--artifact", help=f"{_ARTIFACT_HELP}  [default: build/<spec>/vllm-nxdi]")
+@click.option("--artifact", help=f"{_NXDI_ARTIFACT_HELP}  [default: build/<spec>/vllm-nxdi]")
 @json_option
 def vllm_nxdi(spec_path: Path, artifact: str | None, as_json: bool) -> None:
     """vLLM over NxD Inference (vllm-neuron up to 0.5)."""

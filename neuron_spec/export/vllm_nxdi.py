@@ -48,7 +48,8 @@ def for_vllm_nxdi(
     """The command for vLLM over NxD Inference.
 
     Args:
-        artifact: folder of the compiled model, which the first start fills.
+        artifact: folder of the compiled model: `target` of an artifact, or one that the first
+            start fills.
         facts: what is known of the checkpoints, as for `render`.
 
     Raises:
@@ -135,6 +136,11 @@ def _notes(spec: BuildSpec, config: NxdiConfig) -> Iterator[str]:
         "where NEURON_COMPILED_ARTIFACTS holds a compiled model, the overrides are ignored: remove "
         "it when the spec changes; if it fails to load, vLLM compiles anew without asking"
     )
+    if spec.shape.batch_size > 1:
+        yield (
+            "--artifact ARTIFACT/target hands over what `compile --backend neuron` compiled: the "
+            "same NxDI configuration, so that vLLM need not compile"
+        )
     yield from greedy_notes(spec, is_enforced=config.sampling is not None)
     if config.draft is not None:
         yield "the draft is the prepared one: run `neuron-spec prepare` first"
