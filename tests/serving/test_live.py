@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -121,6 +123,25 @@ def test_the_official_client_knows_our_errors(client: openai.OpenAI) -> None:
 def stream_end(url: str, request: dict[str, Any]) -> str:
     with httpx.stream("POST", f"{url}{COMPLETIONS}", json=request, timeout=20) as response:
         return "".join(response.iter_text())
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+@pytest.mark.parametrize("stream", [False, True])
+def test_curl(client: openai.OpenAI, stream: bool) -> None:
+    body = json.dumps({**COMPLETION, "seed": 3, "stream": stream})
+    headers = ["-H", "Content-Type: application/json", "-H", "Authorization: Bearer secret"]
+    url = f"{client.base_url}completions"
+    said = subprocess.run(
+        ["curl", "-sSN", "--fail", url, *headers, "-d", body],
+        check=True, capture_output=True, text=True, timeout=60,
+    ).stdout  # fmt: skip
+    if not stream:
+        assert json.loads(said)["choices"][0]["text"] == words(3, 7)
+        return
+    *events, done = [line.removeprefix("data: ") for line in said.splitlines() if line]
+    assert done == "[DONE]"
+    texts = [choice["text"] for event in events for choice in json.loads(event)["choices"]]
+    assert "".join(texts) == words(3, 7)
 
 
 def test_clients_that_hang_up_free_their_slots() -> None:
