@@ -46,10 +46,18 @@ class ModelTokenizer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         # Fast tokenizers refuse to be used by two threads at once.
-        self._lock = threading.Lock()
+        self._lock, self._prompt_lock = threading.Lock(), threading.Lock()
 
     @cached_property
     def _tokenizer(self) -> Any:
+        return self._loaded()
+
+    @cached_property
+    def _prompt_tokenizer(self) -> Any:
+        """One more: a prompt of megabytes takes seconds, and must not hold up others' outputs."""
+        return self._loaded()
+
+    def _loaded(self) -> Any:
         from transformers import AutoTokenizer
 
         try:
@@ -79,8 +87,8 @@ class ModelTokenizer:
         """
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
-            with self._lock:
-                return tuple(self._tokenizer(prompt)["input_ids"])
+            with self._prompt_lock:
+                return tuple(self._prompt_tokenizer(prompt)["input_ids"])
         parts = list(prompt)
         if parts and isinstance(parts[0], dict):
             return self._encode_chat(parts)
@@ -148,7 +156,7 @@ class ModelTokenizer:
     def _encode_chat(self, messages: list[Any]) -> tuple[int, ...]:
         import jinja2
 
-        if self._tokenizer.chat_template is None:
+        if self._prompt_tokenizer.chat_template is None:
             raise RequestError(
                 "the target's tokenizer has no chat template",
                 field="messages",
@@ -157,8 +165,8 @@ class ModelTokenizer:
         values = [value for turn in messages if isinstance(turn, dict) for value in turn.values()]
         check_text("".join(map(str, values)), "messages")
         try:
-            with self._lock:
-                ids = self._tokenizer.apply_chat_template(
+            with self._prompt_lock:
+                ids = self._prompt_tokenizer.apply_chat_template(
                     messages, add_generation_prompt=True, tokenize=True, return_dict=False
                 )
         except (jinja2.TemplateError, TypeError, KeyError) as error:

@@ -14,8 +14,8 @@ from torch import Tensor
 from neuron_spec.errors import RequestError
 from neuron_spec.grammars.base import Grammar
 from neuron_spec.grammars.response_format import FIELD, SCHEMA_FIELD
+from neuron_spec.grammars.schema import MAX_CHARACTERS
 
-MAX_SCHEMA_CHARACTERS = 64 * 1024
 COMPILE_TIMEOUT_S = 10.0
 MAX_COMPILES = 2
 """At once; those that ran out of time and cannot be ended count too."""
@@ -61,17 +61,17 @@ class SchemaCompiler:
             RequestError: xgrammar is not installed, the model has no end-of-sequence token, or the
                 schema has no grammar, is too large or takes too long.
         """
-        if len(schema) > MAX_SCHEMA_CHARACTERS:
+        if len(schema) > MAX_CHARACTERS:
             raise RequestError(
                 "too large",
                 field=SCHEMA_FIELD,
                 found=f"{len(schema)} characters",
-                expected=f"at most {MAX_SCHEMA_CHARACTERS}",
+                expected=f"at most {MAX_CHARACTERS}",
             )
         compiler = self._ready()
         outcome = self._in_time(lambda: _compiled(compiler, schema))
         if isinstance(outcome, Exception):
-            reason = _SOURCE.sub("", str(outcome)).strip()
+            reason = _SOURCE.sub("", str(outcome)).strip() or "xgrammar refuses it without a reason"
             raise RequestError(f"no grammar: {reason}", field=SCHEMA_FIELD) from outcome
         return _SchemaGrammar(outcome, self._vocab_size)
 

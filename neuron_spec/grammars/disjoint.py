@@ -11,28 +11,36 @@ Resolve = Callable[[Any], Any]
 """A schema -> the one that its reference leads to."""
 
 
+Constants = Callable[[Any], set[str] | None]
+"""A schema -> its constants, see `_values`."""
+
+
 def are_disjoint(branches: Sequence[Any], resolve: Resolve) -> bool:
     """Whether every two of them have other types, other constants, or other constants in a property
     that both require (a discriminator)."""
-    return all(_differ(one, other, resolve) for one, other in combinations(branches, 2))
+    read: dict[int, set[str] | None] = {}
+
+    def constants(schema: Any) -> set[str] | None:
+        """Read once, however many branches and pairs of them have it."""
+        if id(schema) not in read:
+            read[id(schema)] = _values(schema)
+        return read[id(schema)]
+
+    return all(_differ(one, other, resolve, constants) for one, other in combinations(branches, 2))
 
 
-def _differ(one: Any, other: Any, resolve: Resolve) -> bool:
+def _differ(one: Any, other: Any, resolve: Resolve, constants: Constants) -> bool:
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return one is False or other is False
-    if _have_no_common(_types(one), _types(other)) or _have_no_common(_values(one), _values(other)):
+    if _have_no_common(_types(one), _types(other)):
         return True
     shared = set(_required(one)) & set(_required(other))
-    return any(
-        _have_no_common(
-            _values(_property(one, name, resolve)), _values(_property(other, name, resolve))
-        )
-        for name in shared
-    )
+    pairs = [(_property(one, name, resolve), _property(other, name, resolve)) for name in shared]
+    return any(_have_no_common(constants(a), constants(b)) for a, b in [(one, other), *pairs])
 
 
 def _have_no_common(one: set[str] | None, other: set[str] | None) -> bool:
-    return one is not None and other is not None and not one & other
+    return one is not None and other is not None and one.isdisjoint(other)
 
 
 def _types(schema: Mapping[str, Any]) -> set[str] | None:

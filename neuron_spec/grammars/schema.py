@@ -8,6 +8,7 @@ says otherwise. A `format` is the form of a text: a date may be the 31st of Febr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +17,8 @@ from neuron_spec.errors import RequestError, shown
 from neuron_spec.grammars.disjoint import are_disjoint
 from neuron_spec.grammars.patterns import pattern_fault
 
+MAX_CHARACTERS = 64 * 1024
+"""Of the schema as JSON, without its annotations."""
 MAX_DEPTH = 32
 MAX_SUBSCHEMAS = 500
 FORMATS = frozenset(
@@ -64,6 +67,7 @@ class _Reader:
 
     def __init__(self, root: Mapping[str, Any], field: str) -> None:
         self._root, self._field, self._num_read = root, field, 0
+        self._exclusive: list[tuple[tuple[str, ...], Sequence[Schema]]] = []  # every oneOf
         self._definitions = {
             key: self._object(root[key], (key,)) for key in _DEFINITIONS if key in root
         }
@@ -74,7 +78,11 @@ class _Reader:
             key: {name: self._schema(own, (key, name)) for name, own in given.items()}
             for key, given in self._definitions.items()
         }
-        return {**self._schema(body, ()), **definitions}
+        whole = {**self._schema(body, ()), **definitions}
+        self._check_size(whole)  # before branches are compared, each with each
+        for path, branches in self._exclusive:
+            self._check_exclusive(path, branches)
+        return whole
 
     def _schema(self, given: Schema, path: tuple[str, ...]) -> Schema:
         self._num_read += 1
@@ -103,13 +111,8 @@ class _Reader:
         branches = self._list(given, (*path, key))
         if key == "allOf" and len(branches) > 1:
             raise self._refused((*path, key), "more than one cannot be joined")
-        resolved = [self._resolved(branch) for branch in branches]
-        if key == "oneOf" and not are_disjoint(resolved, self._resolved):
-            raise self._refused(
-                (*path, key),
-                "its branches may overlap",
-                expected="other types or other constants in a required property, or anyOf",
-            )
+        if key == "oneOf":
+            self._exclusive.append(((*path, key), branches))
         read = [self._schema(own, (*path, key, str(i))) for i, own in enumerate(branches)]
         return read[0] if key == "allOf" else {"anyOf": read}
 
@@ -203,6 +206,21 @@ class _Reader:
             return None
         name = unquote(parts[2]).replace("~1", "/").replace("~0", "~")
         return self._definitions[parts[1]].get(name)
+
+    def _check_size(self, whole: Schema) -> None:
+        size = len(json.dumps(whole, default=str, skipkeys=True))
+        if size > MAX_CHARACTERS:
+            found, expected = f"{size} characters", f"at most {MAX_CHARACTERS}"
+            raise RequestError("too large", field=self._field, found=found, expected=expected)
+
+    def _check_exclusive(self, path: tuple[str, ...], branches: Sequence[Schema]) -> None:
+        resolved = [self._resolved(branch) for branch in branches]
+        if not are_disjoint(resolved, self._resolved):
+            raise self._refused(
+                path,
+                "its branches may overlap",
+                expected="other types or other constants in a required property, or anyOf",
+            )
 
     def _check_depth(self, path: tuple[str, ...]) -> None:
         if len(path) > 2 * MAX_DEPTH:  # a keyword and a name a level

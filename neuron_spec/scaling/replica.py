@@ -20,7 +20,7 @@ from neuron_spec.metrics.prometheus import CONTENT_TYPE
 from neuron_spec.scaling.merging import merged
 from neuron_spec.scaling.settings import ScaleOut
 from neuron_spec.serving.app import create_app, health
-from neuron_spec.serving.gateway import Gate
+from neuron_spec.serving.gateway import Gate, path_of
 from neuron_spec.serving.logs import log_config
 from neuron_spec.serving.settings import API_KEYS_VARIABLE, ServerSettings, read_api_keys
 
@@ -127,7 +127,7 @@ class ReplicaApp:
         answer: ASGIApp = self.inner
         if scope["type"] == "http":
             send = _without_request_id(send)
-            shared = self._shared.get(scope["path"])
+            shared = self._shared.get(path_of(scope))
             if shared and scope["method"] == "GET":
                 answer = shared(await self._gather())
         await answer(scope, receive, send)

@@ -61,11 +61,6 @@ class ScaleOut(BaseModel):
             raise ValueError(f"max_replicas {self.max_replicas} is below replicas {self.replicas}")
         return self
 
-    @property
-    def most_replicas(self) -> int:
-        """How many may run at once."""
-        return self.max_replicas or self.replicas
-
 
 def read_settings(args: Mapping[str, Any]) -> ScaleOut:
     """The settings in a config file's `args`.

@@ -18,11 +18,13 @@ def requests_of(wire: CommonRequest, session: Session) -> list[Request]:
     """
     limits = session.speculator.limits
     options = wire.options(can_sample=limits.can_sample)
+    first, *others = wire.prompts()
+    begun = replace(session.request(first, **options), speculate=wire.speculate is not False)
+    # Nothing but the prompt differs: a schema is compiled once, however many there are.
+    encoded = (session.tokenizer.encode(prompt) for prompt in others)
     requests = []
-    for prompt in wire.prompts():
-        request = session.request(prompt, **options)
+    for request in (begun, *(replace(begun, prompt_ids=prompt_ids) for prompt_ids in encoded)):
         request.output_limit(limits)
-        request = replace(request, speculate=wire.speculate is not False)
         requests += [_with_own_seed(request, index) for index in range(wire.n or 1)]
     return requests
 

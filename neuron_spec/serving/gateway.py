@@ -59,7 +59,7 @@ class Gateway:
             passage.log()
 
     def _refusal(self, scope: Scope, passage: _Passage) -> Response | None:
-        is_api = scope["path"].startswith("/v1/")
+        is_api = path_of(scope).startswith("/v1/")
         if is_api and self._key_digests and not self._is_known(passage.headers):
             return error_response(
                 "send an API key of this server: Authorization: Bearer KEY",
@@ -132,8 +132,16 @@ class _Passage:
             "duration_ms": round(1000 * (time.perf_counter() - self._started_at), 1),
             **_told_by_answer(self._scope["state"].get("answer")),
         }
-        level = logging.DEBUG if _is_probe(self._scope["path"]) else logging.INFO
+        level = logging.DEBUG if _is_probe(path_of(self._scope)) else logging.INFO
         access_log.log(level, "request", extra={"fields": fields})
+
+
+def path_of(scope: Scope) -> str:
+    """The path below the prefix at which the application is mounted (ASGI's `root_path`), as its
+    routes know it."""
+    path, prefix = scope["path"], scope.get("root_path", "")
+    is_below = path == prefix or path.startswith(f"{prefix}/")
+    return str(path[len(prefix) :] if is_below else path)
 
 
 def _is_probe(path: str) -> bool:

@@ -26,13 +26,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
+def _on_one_line(value: object) -> str:
+    """No client writes lines of its own into the log."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
 class TextFormatter(logging.Formatter):
     """The same for people."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and a traceback below it."""
         fields = getattr(record, "fields", {})
-        told = " ".join(f"{name}={value}" for name, value in fields.items())
+        told = " ".join(f"{name}={_on_one_line(value)}" for name, value in fields.items())
         return f"{super().format(record)} {told}".rstrip()
 
 

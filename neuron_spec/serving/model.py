@@ -88,7 +88,9 @@ class ServedModel:
             raise RequestError("no such model", field="model", found=wire.model)
         if wire.speculate and not self._speculates:
             raise RequestError("this server drafts nothing", field="speculate", found="true")
-        # In a thread, so that tokenizing a long prompt holds nobody else up.
+        # Before any work is done for it, and again after, when others may have come.
+        self._check_room(wire, len(wire.prompts()) * (wire.n or 1))
+        # In a thread, so that tokenizing a long prompt does not hold up the event loop.
         requests = await asyncio.to_thread(requests_of, wire, self._session)
         self._check_room(wire, len(requests))
         prompts = requests[:: wire.n or 1]

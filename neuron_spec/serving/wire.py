@@ -17,6 +17,7 @@ from neuron_spec.errors import RequestError
 
 _TEXT = {"type": "text"}
 MAX_CHOICES = 128  # a prompt, as in the OpenAI API
+MAX_BIASES = 1024  # every step goes through all of them, while others wait for it
 _SAMPLING_FIELDS = (
     "top_p",
     "top_k",
@@ -232,6 +233,13 @@ class ChatRequest(CommonRequest):
 
 
 def _bias_by_id(logit_bias: dict[str, float]) -> dict[int, float]:
+    if len(logit_bias) > MAX_BIASES:
+        raise RequestError(
+            "too many token ids",
+            field="logit_bias",
+            found=len(logit_bias),
+            expected=f"at most {MAX_BIASES}",
+        )
     for key in logit_bias:
         if not (key.isascii() and key.isdecimal() and len(key) < 20):
             raise RequestError(

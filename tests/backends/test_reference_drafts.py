@@ -274,10 +274,10 @@ def test_a_draft_in_its_own_tokens_may_outgrow_the_cache(tmp_path: Path) -> None
     speculator = open_speculator(spec, tmp_path / "target", tmp_path / "draft")
     alone = open_speculator(build_spec("none"), tmp_path / "target", None)
     triple = 3 + 256 + 1  # special tokens, bytes, `aa`
-    prompt = [triple] * 24
+    prompt = [triple] * 44
     speculator.prefill(0, prompt)
     drafted = [speculator.step(K)[0].num_drafted for _ in range(6)]
     speculator.release(0)
-    assert cache_length(spec) == 68 and len(prompt) * 3 > 68
+    assert cache_length(spec) == 128 and len(prompt) * 3 > 128
     assert drafted == [0] * 6
     assert serve(speculator, [prompt, [7, 8]], [K]) == serve(alone, [prompt, [7, 8]], [0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -166,7 +167,8 @@ class Alone:
 
 def test_two_threads_at_once(target_directory: Path) -> None:
     tokenizer = ModelTokenizer(target_directory)
-    vars(tokenizer)["_tokenizer"] = Alone(tokenizer._tokenizer)
+    for name in ("_tokenizer", "_prompt_tokenizer"):
+        vars(tokenizer)[name] = Alone(getattr(tokenizer, name))
     texts = [f"number {number} é→" * 20 for number in range(60)]
 
     def there_and_back(text: str) -> str:
@@ -176,6 +178,28 @@ def test_two_threads_at_once(target_directory: Path) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(there_and_back, texts)) == texts
+
+
+def test_a_long_prompt_holds_up_no_output(target_directory: Path) -> None:
+    tokenizer = ModelTokenizer(target_directory)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(text: str) -> dict[str, list[int]]:
+        begun.set()
+        assert may_end.wait(30)
+        return {"input_ids": [1, 2]}
+
+    vars(tokenizer)["_prompt_tokenizer"] = slow
+    with ThreadPoolExecutor(2) as threads:
+        encoding = threads.submit(tokenizer.encode, "long")
+        assert begun.wait(30)
+        decoding = threads.submit(tokenizer.decode, [tiny.EOS])
+        try:
+            assert decoding.result(timeout=20) == ""
+            assert not encoding.done()
+        finally:
+            may_end.set()
+        assert encoding.result() == (1, 2)
 
 
 def test_bytes_of_single_tokens(target_directory: Path) -> None:

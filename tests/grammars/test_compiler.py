@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -133,18 +134,20 @@ def refusal(schema: str, own: SchemaCompiler = COMPILER) -> RequestError:
         ('{"type": "string", "pattern": "^(a$"}', "Parenthesis|parenthes|\\("),
         ('{"type": "string", "minLength": "x"}', "minLength must be an integer"),
         ("not JSON", "JSON"),
+        (json.dumps({"type": "integer", "minimum": -(10**400)}), "without a reason"),
     ],
 )
 def test_xgrammars_reasons_are_told_without_its_source(schema: str, reason: str) -> None:
     error = refusal(schema)
     assert error.field == "response_format.json_schema.schema"
     assert error.problem.startswith("no grammar: ")
+    assert re.search(reason, error.problem, re.IGNORECASE)
     assert ".cc:" not in error.problem.splitlines()[0]
     assert error.__cause__ is not None
 
 
 def test_size_and_time_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = json.dumps({"enum": ["x" * compiler.MAX_SCHEMA_CHARACTERS]})
+    long = json.dumps({"enum": ["x" * compiler.MAX_CHARACTERS]})
     assert "too large" in refusal(long).problem
     slow = SchemaCompiler(ByteTokens(), timeout_s=0.05)
     monkeypatch.setattr(compiler, "_compiled", lambda *_: time.sleep(0.5))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from json_walks import SCHEMAS
 
 from neuron_spec.errors import RequestError
-from neuron_spec.grammars.schema import MAX_DEPTH, MAX_SUBSCHEMAS, checked
+from neuron_spec.grammars import disjoint
+from neuron_spec.grammars.schema import MAX_CHARACTERS, MAX_DEPTH, MAX_SUBSCHEMAS, checked
 
 Z = {"type": "integer"}
 
@@ -111,6 +112,28 @@ def test_branches_that_cannot_overlap() -> None:
     with pytest.raises(RequestError, match="may overlap"):
         checked({"oneOf": kinds}, "f")
     assert "anyOf" in checked({"oneOf": [Z, {"type": ["string", "null"]}, {"type": "array"}]}, "f")
+
+
+def test_comparing_branches_takes_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(disjoint, "_text", lambda value: read.append(value) or str(value))
+    constants = [f"p{number}" for number in range(50)]
+    branches = [
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/p"}, "b": {"const": number}},
+            "required": ["a", "b"],
+        }
+        for number in range(40)
+    ]
+    checked({"oneOf": branches, "$defs": {"p": {"enum": constants}}}, "f")
+    assert len(read) == len(constants) + len(branches)  # not once a pair
+    read.clear()
+    for count in (MAX_SUBSCHEMAS, 100):  # too many, or too large
+        each = "x" * (MAX_CHARACTERS // 100)
+        with pytest.raises(RequestError, match="too large"):
+            checked({"oneOf": [{"const": f"{number}{each}"} for number in range(count)]}, "f")
+    assert not read
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -46,7 +46,7 @@ def test_the_config_names_our_application_and_fits_its_arguments() -> None:
     module, _, name = application["import_path"].partition(":")
     assert callable(getattr(import_module(module), name))
     assert settings().replicas >= 2
-    assert settings().most_replicas > settings().replicas
+    assert (settings().max_replicas or 0) > settings().replicas
     assert settings().requires_api_key
 
 
@@ -118,7 +118,7 @@ def test_a_worker_pod_holds_one_replica() -> None:
 
 def test_there_are_as_many_pods_as_replicas() -> None:
     assert WORKERS["minReplicas"] == WORKERS["replicas"] == settings().replicas
-    assert WORKERS["maxReplicas"] == settings().most_replicas
+    assert WORKERS["maxReplicas"] == settings().max_replicas
     assert CLUSTER["enableInTreeAutoscaling"] is True
     assert CLUSTER["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 

@@ -55,3 +55,25 @@ def test_too_few_resources_are_told_instead_of_waiting_for_ever() -> None:
     assert "expected: 12, 4 each" in str(caught.value)
     with pytest.raises(UserError, match="not enough CPU"):
         check_room(3, {"CPU": 1}, {})
+
+
+def test_a_replica_that_does_not_answer_does_not_end_the_drain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "_POLL_S", 0.0)
+    asked: list[str] = []
+
+    class Silent:
+        """A handle of replicas, one of which hangs until it is asked for the third time."""
+
+        def broadcast(self, method: str) -> Silent:
+            asked.append(method)
+            return self
+
+        def results(self, **_: object) -> list[int]:
+            if asked.count("close") < 3:
+                raise TimeoutError
+            return [0, 0]
+
+    running._drain(Silent(), 60.0)
+    assert asked == ["close", "close", "close", "stop"]

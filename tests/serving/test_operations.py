@@ -62,6 +62,14 @@ def test_without_a_key_nothing_of_v1_is_told(headers: dict[str, str]) -> None:
         assert client.get("/metrics", headers=headers).status_code == 200
 
 
+def test_keys_are_asked_for_below_a_prefix_too() -> None:
+    with TestClient(any_app(api_keys=("first",)), root_path="/models/a") as client:
+        for path in ("/models/a/v1/models", "/v1/models"):
+            error_of(client.get(path), 401)
+            assert client.get(path, headers=bearer("first")).status_code == 200
+        assert client.get("/models/a/health").status_code == 200
+
+
 def test_keys_of_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "keys"
     path.write_text("# of the team\n one \n\ntwo\n")
@@ -139,6 +147,15 @@ def test_who_finds_the_queue_full_is_told_when_to_come_again() -> None:
     statuses = sorted(response.status_code for response in responses)
     assert statuses == [200] * 7 + [429] * 5
     assert all("retry-after" in r.headers for r in responses if r.status_code == 429)
+
+
+def test_more_than_fits_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuron_spec.serving.model.requests_of", lambda *_: pytest.fail("worked"))
+    with TestClient(any_app(max_waiting=3)) as client:
+        error = error_of(client.post(COMPLETIONS, json={**COMPLETION, "prompt": ["5"] * 99}), 400)
+        assert error["param"] == "prompt"
+        error = error_of(client.post(COMPLETIONS, json={**COMPLETION, "n": 99}), 400)
+        assert error["param"] == "n"
 
 
 def test_more_choices_than_can_ever_wait_are_refused_by_name() -> None:
@@ -227,7 +244,7 @@ def test_lines_of_the_log() -> None:
     told = json.loads(line)
     assert told["time"].endswith("+00:00")
     assert (told["level"], told["message"], told["path"]) == ("warning", "said x", "/é\n")
-    assert "said x path=" in TextFormatter("%(message)s").format(record)
+    assert TextFormatter("%(message)s").format(record) == "said x path=/é\\n"
     for form in ("json", "text"):
         assert log_config(form)["formatters"]
 

@@ -17,7 +17,10 @@ from served import CHAT, MODEL, error_of, live
 
 from neuron_spec import compile_model, load, load_spec, prepare
 from neuron_spec.engine import Session
+from neuron_spec.grammars import Grammar, SchemaCompiler
 from neuron_spec.serving.app import create_session_app
+from neuron_spec.serving.choices import requests_of
+from neuron_spec.serving.wire import CompletionRequest
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 SCHEMA: dict[str, Any] = {
@@ -188,3 +191,24 @@ def test_generate_takes_a_schema_file(session: Session, tmp_path: Path) -> None:
             _response_format(path)
     with pytest.raises(UserError, match="cannot be read"):
         _response_format(tmp_path / "none.json")
+
+
+def test_a_schema_is_compiled_once_a_request(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_schema = SchemaCompiler.compile
+
+    def counted(self: SchemaCompiler, schema: str) -> Grammar:
+        compiled.append(schema)
+        return compile_schema(self, schema)
+
+    monkeypatch.setattr(SchemaCompiler, "compile", counted)
+    wire = CompletionRequest(
+        model=MODEL, prompt=["hi", "you"], n=2, seed=1, response_format={"type": "json_object"}
+    )
+    requests = requests_of(wire, session)
+    assert len(compiled) == 1
+    prompts = [session.tokenizer.encode(prompt) for prompt in ("hi", "you")]
+    assert [request.prompt_ids for request in requests] == [p for p in prompts for _ in range(2)]
+    assert all(request.grammar is requests[0].grammar for request in requests)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from neuron_spec.errors import RequestError
-from neuron_spec.serving.wire import ChatRequest, CommonRequest, CompletionRequest
+from neuron_spec.serving.wire import MAX_BIASES, ChatRequest, CommonRequest, CompletionRequest
 
 OPTIONS: list[tuple[str, Any]] = [
     ("temperature", 0.7),
@@ -78,6 +78,11 @@ def test_logit_bias_by_id() -> None:
         with pytest.raises(RequestError) as caught:
             options_of(chat(logit_bias={key: 1}))
         assert caught.value.field == "logit_bias"
+    most = {str(token): 1.0 for token in range(MAX_BIASES)}
+    assert len(options_of(chat(logit_bias=most))["logit_bias"]) == MAX_BIASES
+    with pytest.raises(RequestError, match="too many token ids") as caught:
+        options_of(chat(logit_bias={**most, "x": 1.0}))
+    assert caught.value.field == "logit_bias"
 
 
 @pytest.mark.parametrize(

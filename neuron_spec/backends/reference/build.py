@@ -172,12 +172,13 @@ def limits_of(spec: BuildSpec) -> Limits:
 
 def cache_length(spec: BuildSpec) -> int:
     """Positions of the KV cache: a step looks k + 1 ahead, and so may a padded draft row; a dynamic
-    tree also keeps candidates that it does not propose. Pinned shapes begin every slot at an
-    address of the same alignment, by which kernels may sum in another order."""
+    tree also keeps candidates that it does not propose. Rounded up, so that every slot begins at an
+    address of the same alignment, by which kernels may sum in another order: a kept beginning of a
+    prompt, and pinned shapes, are the same bits in every slot."""
     dynamic = spec.draft.dynamic_tree
     candidates = dynamic.depth * dynamic.top_k if dynamic else 0
     length = spec.shape.max_total_tokens + 2 * (spec.num_draft_tokens + 1) + candidates
-    return round_up(length) if spec.verification.pin_shapes else length
+    return round_up(length)
 
 
 def _placement(spec: BuildSpec) -> Placement:

@@ -30,11 +30,6 @@ class KVCache:
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all layers."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
-
     def keep(self, slot: int, origin: int, path: Sequence[int]) -> None:
         """Make the accepted branch of a tree a plain sequence: entry `origin + path[i]` moves to
         `origin + i`; what lies beyond is overwritten later."""

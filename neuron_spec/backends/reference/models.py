@@ -82,11 +82,6 @@ class Target:
         """The KV cache."""
         return self._decoder.cache
 
-    @property
-    def cache_bytes(self) -> int:
-        """Memory of the KV cache."""
-        return self._decoder.cache.num_bytes
-
 
 class EagleHead:
     """An EAGLE v1 draft head, prepared (with its own copies of embedding and LM head).
