@@ -28,6 +28,11 @@ VERSIONS = {
     "neuronx-cc": "2.24.5133.0",
 }
 _PACKAGE = "neuronx_distributed_inference"
+_NXD = (
+    "neuronx_distributed",
+    "neuronx_distributed.parallel_layers",
+    "neuronx_distributed.parallel_layers.parallel_state",
+)
 _BASES = {
     "models.config": config,
     "models.application_base": application,
@@ -53,13 +58,14 @@ def install(patch: pytest.MonkeyPatch, site: Path, versions: dict[str, str] = VE
 
 
 def _modules() -> dict[str, types.ModuleType]:
-    found = {name: types.ModuleType(name) for name in (_PACKAGE, "neuronx_distributed")}
+    found = {name: types.ModuleType(name) for name in (_PACKAGE, *_NXD)}
     for part in ("models", "utils"):
         found[f"{_PACKAGE}.{part}"] = types.ModuleType(f"{_PACKAGE}.{part}")
     for part, source in _BASES.items():
         name = f"{_PACKAGE}.{part}"
         found[name] = types.ModuleType(name)
         vars(found[name]).update({k: v for k, v in vars(source).items() if not k.startswith("_")})
+    vars(found[_NXD[-1]]).update(_SPECULATIVE_DRAFT_GROUP=None, _SPECULATIVE_DRAFT_GROUP_SIZE=None)
     return found
 
 

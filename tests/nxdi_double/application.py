@@ -38,6 +38,8 @@ class ModelWrapper(torch.nn.Module):
 
 
 class NeuronApplicationBase(torch.nn.Module):
+    _FUSED_PREFIX = ""
+
     def __init__(self, model_path, config=None, neuron_config=None):  # type: ignore[no-untyped-def]
         record(type(self).__name__, {"model_path": model_path, "config": config}, self)
         super().__init__()
@@ -81,6 +83,7 @@ class NeuronApplicationBase(torch.nn.Module):
         os.write(1, b"a line of a compiler's process\n")
         sys.stdout.write("a line of NxD\n")
         record("trace", {"work": str(work), "environment": dict(os.environ)})
+        self._make_draft_group()
         for tag, bucket in graphs:
             folder = work / tag / f"_tp0_bk{bucket}"
             (folder / COMPILER_LOG).write_text(f"compiling {tag} {bucket}\n")
@@ -93,6 +96,7 @@ class NeuronApplicationBase(torch.nn.Module):
         if not self.neuron_config.save_sharded_checkpoint:
             return
         self._record("shard_weights", compiled_model_path=str(compiled_model_path))
+        self._read_weights()
         folder = Path(compiled_model_path, "weights")
         folder.mkdir()
         for rank in range(self.neuron_config.local_ranks_size):
@@ -104,7 +108,28 @@ class NeuronApplicationBase(torch.nn.Module):
         self._record("load", compiled_model_path=str(compiled_model_path), skip_warmup=skip_warmup)
         graphs = Path(compiled_model_path, "model.pt").read_bytes()
         assert graphs == b"graphs of " + self.tags.encode(), "graphs of another application"
+        if not self.neuron_config.save_sharded_checkpoint:
+            self._read_weights()
         self.is_loaded_to_neuron = True
+
+    def _make_draft_group(self) -> None:
+        """As NxD's initialize_speculative_draft_group; the group outlives the application."""
+        if self.fused_spec_config is None:
+            return
+        state: Any = sys.modules["neuronx_distributed.parallel_layers.parallel_state"]
+        size = self.fused_spec_config.draft_config.neuron_config.tp_degree
+        if state._SPECULATIVE_DRAFT_GROUP is not None:
+            assert size == state._SPECULATIVE_DRAFT_GROUP_SIZE, "another draft group size"
+            return
+        state._SPECULATIVE_DRAFT_GROUP, state._SPECULATIVE_DRAFT_GROUP_SIZE = object(), size
+
+    def _read_weights(self) -> None:
+        """As checkpoint_loader_fn: the class keeps the prefix of a fused graph's weights."""
+        self._make_draft_group()
+        if self.neuron_config.enable_fused_speculation:
+            type(self)._FUSED_PREFIX = "target_model"
+        elif self._FUSED_PREFIX:
+            raise KeyError(f"the graph has no weights named {self._FUSED_PREFIX}.*")
 
     @classmethod
     def save_quantized_state_dict(cls, model_path, config):  # type: ignore[no-untyped-def]

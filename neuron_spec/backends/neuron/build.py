@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +29,7 @@ from neuron_spec.backends.neuron.failures import (
     keep_compiler_logs,
 )
 from neuron_spec.backends.neuron.graph_list import Buckets, graphs_of, planned_graphs
+from neuron_spec.backends.neuron.leftovers import forget_others
 from neuron_spec.backends.neuron.objects import (
     Applications,
     compiled_folder,
@@ -38,6 +37,7 @@ from neuron_spec.backends.neuron.objects import (
     require_packages,
 )
 from neuron_spec.backends.neuron.output import last_lines, output_into
+from neuron_spec.backends.neuron.places import Places
 from neuron_spec.backends.neuron.progress import GRAPHS, SHARDS, Counted, watched
 from neuron_spec.backends.neuron.reading import facts_here, facts_of
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from neuron_spec.backends.base import Speculator
 
 COMPILED = "model.pt"  # the last file that NxDI writes before the weights; its mark of success
-_WORK = "work"
 _SHARD_FILES = "tp*_sharded_checkpoint.safetensors"
 _LIBRARIES = (
     "neuronx-distributed-inference",
@@ -65,30 +64,6 @@ _LIBRARIES = (
     "torch",
     "transformers",
 )
-
-
-@dataclass(frozen=True)
-class _Places:
-    """Where a build writes.
-
-    Attributes:
-        folder: becomes the artifact.
-        log: of everything that is printed meanwhile; it stays whatever happens.
-        cache: of compiled graphs, for all builds beside each other.
-    """
-
-    folder: Path
-    log: Path
-    cache: Path
-
-    @classmethod
-    def of(cls, folder: Path, destination: Path) -> _Places:
-        log = destination.with_name(f"{destination.name}.log")
-        return cls(folder, log.absolute(), destination.absolute().with_name("neff-cache"))
-
-    def work(self, role: str) -> Path:
-        """NxD empties it first; below the artifact's folder, so that a killed build leaves none."""
-        return (self.folder / _WORK / role).absolute()
 
 
 class NeuronBackend:
@@ -111,13 +86,13 @@ class NeuronBackend:
 
     def preview(self, spec: BuildSpec, destination: Path) -> BuildPreview:
         """Rendered from what is here; NxDI is not asked."""
-        config, places = render(spec, facts_here(spec)), _Places.of(destination, destination)
+        config, places = render(spec, facts_here(spec)), Places.of(destination, destination)
         graphs = planned_graphs(config)
         variables = _variables(config, spec, places)
         return BuildPreview(
             tuple(_phases(config, graphs)),
             graphs,
-            {**variables, WORK_DIRECTORY: "one in the artifact's folder, removed at the end"},
+            {**variables, WORK_DIRECTORY: "one beside the artifact, removed at the end"},
             {"log": str(places.log), "cache of compiled graphs": variables[CACHE]},
         )
 
@@ -140,16 +115,16 @@ class NeuronBackend:
         """
         require_packages()
         config = render(spec, facts_of(spec, prepared.target, prepared.draft))
-        places, started = _Places.of(folder, destination), time.monotonic()
+        places, started = Places.of(folder, destination), time.monotonic()
         variables = _variables(config, spec, places)
         with variables_set(variables), output_into(places.log):
             applications = _applications(spec, config, prepared)
             _refuse_shared_weights(spec, applications)
-            for role, application in applications.by_role.items():
-                with _told(config, places, role, variables[CACHE]):
-                    _quantize(application)
-                    _compile(application, places, role=role, progress=progress)
-        shutil.rmtree(folder / _WORK, ignore_errors=True)
+            with places.working() as work:
+                for role, application in applications.by_role.items():
+                    with _told(config, work / role, places.log, variables[CACHE]):
+                        _quantize(application)
+                        _compile(application, folder, work=work / role, progress=progress)
         return _record(spec, config, applications, variables, time.monotonic() - started)
 
     def open(self, artifact: Artifact) -> Speculator:
@@ -162,7 +137,7 @@ class NeuronBackend:
 BACKEND = NeuronBackend()
 
 
-def _variables(config: NxdiConfig, spec: BuildSpec, places: _Places) -> dict[str, str]:
+def _variables(config: NxdiConfig, spec: BuildSpec, places: Places) -> dict[str, str]:
     assert spec.neuron is not None
     instance = spec.neuron.instance
     return build_variables(config, instance, cache=places.cache, given=os.environ)
@@ -225,19 +200,18 @@ def _refuse_shared_weights(spec: BuildSpec, applications: Applications) -> None:
 
 
 @contextmanager
-def _told(config: NxdiConfig, places: _Places, role: str, cache: str) -> Iterator[None]:
+def _told(config: NxdiConfig, work: Path, log: Path, cache: str) -> Iterator[None]:
     """Failures in the block as errors of ours; the compiler's logs are kept first."""
-    work = places.work(role)
     try:
-        with storage_errors(places.log.parent):
+        with storage_errors(log.parent):
             yield
     except BaseException as error:
-        keep_compiler_logs(work, places.log)
+        keep_compiler_logs(work, log)
         if isinstance(error, StorageError) or not isinstance(error, Exception):  # Ctrl-C
             raise
-        if disk_is_full("\n".join([str(error), *last_lines(places.log, 50)])):
+        if disk_is_full("\n".join([str(error), *last_lines(log, 50)])):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-        text = failure_text(error, config, work=work, log=places.log, cache=cache)
+        text = failure_text(error, config, work=work, log=log, cache=cache)
         raise BackendError(text) from error
 
 
@@ -257,14 +231,16 @@ def _quantize(application: Any) -> None:
         neuron_config.quantized_checkpoints_path = str(path)
 
 
-def _compile(application: Any, places: _Places, *, role: str, progress: Progress) -> None:
-    work, compiled = places.work(role), compiled_folder(places.folder, role)
+def _compile(application: Any, folder: Path, *, work: Path, progress: Progress) -> None:
+    role = work.name
+    compiled = compiled_folder(folder, role)
     os.environ[WORK_DIRECTORY] = str(work)
     neuron_config = application.neuron_config
     num_shards = neuron_config.local_ranks_size if neuron_config.save_sharded_checkpoint else 0
     num_graphs = sum(len(buckets) for buckets in graphs_of(role, application).values())
     graphs = Counted(f"{role} {GRAPHS}", work, f"{GRAPH_FOLDERS}/{GRAPH}", num_graphs)
     shards = Counted(f"{role} {SHARDS}", compiled / "weights", _SHARD_FILES, num_shards)
+    forget_others(application)
     with watched(progress, graphs, shards):
         application.compile(str(compiled))
     if not (compiled / COMPILED).is_file():

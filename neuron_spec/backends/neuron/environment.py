@@ -55,7 +55,10 @@ def build_variables(
         cache: of compiled graphs; one that the user's environment names is kept.
         given: the user's environment.
     """
-    return {CACHE: given.get(CACHE) or str(cache), **device_variables(config, instance)}
+    url = given.get(CACHE) or str(cache)
+    if "://" not in url:  # NxD compiles in a folder of its own
+        url = str(Path(url).absolute())
+    return {CACHE: url, **device_variables(config, instance)}
 
 
 def deciding_variables(given: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from neuron_spec.backends.neuron.config import NxdiConfig
 from neuron_spec.backends.neuron.environment import device_variables
+from neuron_spec.backends.neuron.leftovers import forget_others
 from neuron_spec.backends.neuron.objects import Applications, compiled_folder
 from neuron_spec.errors import ArtifactError, BackendError, shown
 from neuron_spec.preflight.machine.variables import COMPILES, RUNS
@@ -77,6 +78,7 @@ def load_applications(applications: Applications, artifact: Path) -> None:
         BackendError: NxDI or the runtime fails.
     """
     for role, application in applications.by_role.items():
+        forget_others(application)
         try:
             application.load(str(compiled_folder(artifact, role)))
         except Exception as error:

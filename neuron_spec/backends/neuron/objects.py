@@ -18,6 +18,7 @@ from neuron_spec.platforms.neuron_packages import neuron_packages
 
 _CONFIG = "neuronx_distributed_inference.models.config"
 _ADAPTER = "neuronx_distributed_inference.utils.hf_adapter"
+_QUANTIZED = "quantized_checkpoints_path"
 _DTYPES = ("torch_dtype", "attention_dtype", "rpl_reduce_dtype")
 
 
@@ -114,7 +115,14 @@ def _model_folder(config: NxdiConfig, target: Path, draft: Path | None) -> Path:
 
 def _neuron_config(config: NxdiConfig) -> Any:
     neuron_config_class = model_class(config.target).get_neuron_config_cls()
-    return neuron_config_class(**copy.deepcopy(config.neuron_arguments))
+    return neuron_config_class(**_absolute(copy.deepcopy(config.neuron_arguments)))
+
+
+def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+    """With the one path as seen from here: NxDI reads it while it compiles, somewhere else."""
+    if path := values.get(_QUANTIZED):
+        values[_QUANTIZED] = str(Path(path).absolute())
+    return values
 
 
 def _inference_config(application: Any, neuron_config: Any, folder: Path) -> Any:
@@ -140,6 +148,7 @@ def _changes(draft: DraftModel) -> dict[str, Any]:
     """As the constructor would have stored them."""
     to_torch_dtype = import_module(_CONFIG).to_torch_dtype
     values = {name: copy.deepcopy(setting.value) for name, setting in draft.changes.items()}
+    values = _absolute(values)
     dtypes = {name for name in _DTYPES if isinstance(values.get(name), str)}
     return {n: to_torch_dtype(value) if n in dtypes else value for n, value in values.items()}
 

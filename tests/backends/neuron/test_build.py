@@ -14,6 +14,7 @@ from nxdi_double import VERSIONS, Recorder
 from neuron_spec.artifacts import Artifact, open_artifact
 from neuron_spec.backends.neuron.config import render
 from neuron_spec.backends.neuron.graph_list import planned_graphs
+from neuron_spec.backends.neuron.places import Places
 from neuron_spec.backends.neuron.reading import facts_here
 from neuron_spec.checkpoints import prepare
 from neuron_spec.compiler import compile_model
@@ -147,22 +148,60 @@ def test_the_environment_is_set_for_the_build_only_and_recorded(
     assert artifact.manifest.environment == {"NEURON_CC_FLAGS": "--verbose=35"}
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/cache", "/var/cache", "cache"])
 def test_a_cache_of_the_user_stays(
-    nxdi: Recorder, here: Path, monkeypatch: pytest.MonkeyPatch
+    nxdi: Recorder, here: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", "s3://bucket/cache")
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", url)
     compiled(write_spec(here, "none"))
     [trace] = nxdi.arguments_of("trace")
-    assert trace["environment"]["NEURON_COMPILE_CACHE_URL"] == "s3://bucket/cache"
+    expected = str(here / "cache") if url == "cache" else url
+    assert trace["environment"]["NEURON_COMPILE_CACHE_URL"] == expected
 
 
-def test_the_work_directory_is_the_builds_own_and_goes(nxdi: Recorder, here: Path) -> None:
-    artifact = compiled(write_spec(here, "none"))
-    [trace] = nxdi.arguments_of("trace")
-    work = Path(trace["work"])
-    assert work.parents[2] == artifact.directory.absolute().parent and not work.exists()
+def test_the_work_directory_is_the_same_in_every_build_and_goes(nxdi: Recorder, here: Path) -> None:
+    """NxD takes its path into the key of compiled graphs."""
+    artifact = compiled(spec := write_spec(here, "none"))
+    compile_model(spec, backend="neuron", force=True)
+    first, second = (Path(trace["work"]) for trace in nxdi.arguments_of("trace"))
+    assert first == second and not first.parent.exists()
+    assert first.parents[1] == artifact.directory.absolute().parent
     beside = sorted(path.name for path in artifact.directory.parent.iterdir())
     assert beside == ["artifact", "artifact.log"]
+
+
+def test_two_builds_at_once_do_not_share_a_work_directory(tmp_path: Path) -> None:
+    first, second = (Places.of(tmp_path / name, tmp_path / "artifact") for name in ("a", "b"))
+    first.log.touch()
+    with first.working() as work:
+        (work / "target").mkdir(parents=True)
+        with second.working() as other:
+            assert other == tmp_path / "b" / "work"
+        assert (work / "target").is_dir()
+        assert Path.cwd() == work  # where NxD writes files of the same names in every build
+    assert Path.cwd() == tmp_path
+    with second.working() as other:
+        assert other == work and not (work / "target").exists()
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        (("eagle", {}), ("none", {})),
+        (("fused", {"tp_degree": 2}), ("eagle", {"tp_degree": 4}), ("unfused", {})),
+    ],
+)
+def test_a_fused_build_leaves_the_next_ones_alone(
+    nxdi: Recorder, here: Path, ways: tuple[tuple[str, dict[str, Any]], ...]
+) -> None:
+    """NxDI's class keeps a prefix for the names of weights and NxD a group of ranks, as the double
+    does."""
+    for number, (way, neuron) in enumerate(ways):
+        folder = here / str(number)
+        folder.mkdir()
+        spec = write_spec(folder, way, {"save_sharded_checkpoint": True, **neuron})
+        shards = compiled(spec).directory / "target" / "weights"
+        assert len(list(shards.iterdir())) == neuron.get("tp_degree", 4)
 
 
 def test_the_log_holds_what_compilers_and_libraries_print(

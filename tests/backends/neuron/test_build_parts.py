@@ -190,6 +190,26 @@ def test_all_output_goes_into_the_log_and_nothing_after_it(
     assert capfd.readouterr().out == "after\n"
 
 
+def test_a_logger_made_in_the_block_goes_on_behind_it(tmp_path: Path) -> None:
+    """As NxD's, whose handler keeps the stream that it found; a process, since pytest has streams
+    of its own."""
+    program = (
+        "import logging, sys\n"
+        "from pathlib import Path\n"
+        "from neuron_spec.backends.neuron.output import output_into\n"
+        "with output_into(Path('log')):\n"
+        "    handler = logging.StreamHandler(sys.stdout)\n"
+        "    handler.emit(logging.makeLogRecord({'msg': 'inside'}))\n"
+        "    print('no line end', end='')\n"
+        "handler.emit(logging.makeLogRecord({'msg': 'behind'}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("behind\n", "")
+    assert (tmp_path / "log").read_text() == "inside\nno line end"
+
+
 def test_output_comes_back_after_a_failure(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nxdi_double
@@ -15,6 +16,7 @@ from nxdi_double import Recorder
 
 from neuron_spec.artifacts import Artifact, open_artifact
 from neuron_spec.backends import get_backend
+from neuron_spec.backends.neuron.leftovers import forget_others
 from neuron_spec.checkpoints import prepare
 from neuron_spec.compiler import compile_model
 from neuron_spec.errors import ArtifactError, BackendError, DependencyError
@@ -60,6 +62,31 @@ def test_every_way_loads_what_it_compiled(nxdi: Recorder, here: Path, way: str) 
     assert folders == [artifact.directory / role for role in roles]
     assert "trace" not in nxdi.names
     assert speculator.limits.vocab_size == 260
+
+
+def test_a_fused_artifact_leaves_the_next_ones_alone(nxdi: Recorder, here: Path) -> None:
+    """Weights are read when they are loaded; so loading meets what compiling does."""
+    artifacts = []
+    for way, neuron in (("eagle", {"tp_degree": 2}), ("fused", {}), ("none", {})):
+        (here / way).mkdir()
+        spec = write_spec(here / way, way, neuron)
+        prepared = prepare(spec, here / way / "prepared")
+        artifacts.append(compile_model(spec, prepared, here / way / "artifact", backend="neuron"))
+    for artifact in artifacts:
+        opened(artifact)
+    loads = [call.owner for call in nxdi.calls if call.name == "NeuronLlamaForCausalLM.load"]
+    assert [load.neuron_config.enable_fused_speculation for load in loads] == [True, True, False]
+
+
+def test_groups_of_ranks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = ModuleType("attention_process_groups")
+    attention._ATTENTION_CP_GROUP = object()  # type: ignore[attr-defined]
+    attention.other = 1  # type: ignore[attr-defined]
+    name = "neuronx_distributed_inference.modules.attention.attention_process_groups"
+    monkeypatch.setitem(sys.modules, name, attention)
+    forget_others(type("Application", (), {})())
+    assert vars(attention)["_ATTENTION_CP_GROUP"] is None
+    assert attention.other == 1 and not hasattr(attention, "_ATTENTION_DP_GROUP")
 
 
 def test_the_variables_of_the_compile_are_set_and_stay(nxdi: Recorder, here: Path) -> None:
