@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from neuron_spec.grammars import Grammar
+    from neuron_spec.spec import BuildSpec
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ class Limits:
     max_top_k: int | None = None
     always_drafts: bool = False
     has_grammars: bool = False
+
+    @classmethod
+    def of(cls, spec: BuildSpec) -> Limits:
+        """What the spec says; backends know more."""
+        return cls(
+            batch_size=spec.shape.batch_size,
+            max_prompt_tokens=spec.shape.max_prompt_tokens,
+            max_total_tokens=spec.shape.max_total_tokens,
+            num_draft_tokens=spec.num_draft_tokens,
+            can_sample=spec.verification.rule != "greedy",
+        )
 
 
 def check_options(sampling: SamplingParams, limits: Limits) -> None:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_spec.backends.reference.build import BACKEND, cache_length, limits_of, open_speculator
+from neuron_spec.backends.base import Limits
+from neuron_spec.backends.reference.build import BACKEND, cache_length, open_speculator
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.engine.session import Session
 from neuron_spec.errors import UserError
@@ -170,7 +171,7 @@ def test_slots_and_draft_lengths_are_checked() -> None:
 
 def test_limits_and_cache_room_come_from_the_spec() -> None:
     spec = build_spec(4, batch_size=3)
-    limits = limits_of(spec)
+    limits = Limits.of(spec)
     assert (limits.batch_size, limits.num_draft_tokens) == (3, 4)
     assert cache_length(spec) >= limits.max_total_tokens + limits.num_draft_tokens + 1
     assert BACKEND.libraries() == {"torch": torch.__version__}

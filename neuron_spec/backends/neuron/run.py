@@ -38,7 +38,7 @@ def speculator_of(
         vocab_size: of the target.
     """
     target = _device(config, applications.target, "target")
-    limits = replace(_limits(spec), vocab_size=vocab_size)
+    limits = replace(Limits.of(spec), vocab_size=vocab_size)
     if "is_medusa" in config.neuron_config:
         heads = config.neuron_config["num_medusa_heads"].value
         limits = replace(limits, sampling_options=SAMPLING_OPTIONS, always_drafts=True)
@@ -98,14 +98,4 @@ def _device(config: NxdiConfig, application: Any, role: str) -> Device:
         longest_prompt=prompt_graphs[-1],
         num_positions=settings["seq_len"],
         step_length=1 if role == "draft" else next(filter(None, lengths), 1),
-    )
-
-
-def _limits(spec: BuildSpec) -> Limits:
-    return Limits(
-        batch_size=spec.shape.batch_size,
-        max_prompt_tokens=spec.shape.max_prompt_tokens,
-        max_total_tokens=spec.shape.max_total_tokens,
-        num_draft_tokens=spec.num_draft_tokens,
-        can_sample=spec.verification.rule != "greedy",
     )

@@ -110,7 +110,7 @@ def open_speculator(
     config, head = read_config(target_directory), HEADS.get(spec.draft.method)
     taps = head.taps(draft_directory, config.num_hidden_layers) if head and draft_directory else ()
     target = Target(target_directory, placement, taps=taps)
-    limits = replace(limits_of(spec), vocab_size=config.vocab_size)
+    limits = replace(Limits.of(spec), vocab_size=config.vocab_size)
     if spec.reference.emulate == "nxdi":
         return open_emulation(spec, target, draft_directory, placement=placement, limits=limits)
     parts = DraftParts(
@@ -156,17 +156,6 @@ def draft_shape(spec: BuildSpec) -> DraftShape:
     return DraftShape(
         tree=Tree.from_paths(spec.draft.tree) if spec.draft.tree else None,
         dynamic_tree=GrowDynamicTree(dynamic.depth, dynamic.top_k) if dynamic else None,
-    )
-
-
-def limits_of(spec: BuildSpec) -> Limits:
-    """The spec's shape as limits."""
-    return Limits(
-        batch_size=spec.shape.batch_size,
-        max_prompt_tokens=spec.shape.max_prompt_tokens,
-        max_total_tokens=spec.shape.max_total_tokens,
-        num_draft_tokens=spec.num_draft_tokens,
-        can_sample=spec.verification.rule != "greedy",
     )
 
 
