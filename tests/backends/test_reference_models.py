@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from neuron_spec.backends.reference import cache, linear, transformer
+from neuron_spec.backends.reference import linear, transformer
 from neuron_spec.backends.reference.models import Placement, Target
 
 SIZES: dict[str, Any] = {
@@ -104,11 +104,6 @@ def test_positions_beyond_the_cache_are_refused(tmp_path: Path) -> None:
     target = Target(tmp_path, placement(length=16))
     with pytest.raises(ValueError, match="beyond the cache of 16"):
         target.hidden(torch.zeros(1, 5, dtype=torch.long), [12])
-
-
-def test_cache_memory_is_what_the_shape_says() -> None:
-    kv = cache.KVCache(3, (2, 4, 10, 8), dtype=torch.bfloat16, device=torch.device("cpu"))
-    assert kv.num_bytes == 2 * 3 * (2 * 4 * 10 * 8) * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
