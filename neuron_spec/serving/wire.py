@@ -7,6 +7,7 @@ Beside OpenAI's fields stand vLLM's extra ones (`top_k`, `min_p`, `repetition_pe
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -72,14 +73,14 @@ class CommonRequest(WireModel):
     response_format: dict[str, Any] | None = None
 
     @property
+    @abstractmethod
     def output_limit(self) -> int | None:
         """The most tokens a choice may get; None for as many as fit."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are told; None for no log-probabilities."""
-        raise NotImplementedError
 
     @property
     def wants_acceptance(self) -> bool:
@@ -99,9 +100,9 @@ class CommonRequest(WireModel):
         options = self.stream_options
         return bool(options and options.include_usage and options.continuous_usage_stats)
 
+    @abstractmethod
     def prompts(self) -> list[Prompt]:
         """One or several prompts; each gets `n` choices."""
-        raise NotImplementedError
 
     def options(self, *, can_sample: bool) -> dict[str, Any]:
         """Options for `Session.request`.
