@@ -34,7 +34,7 @@ def _differ(one: Any, other: Any, resolve: Resolve, constants: Constants) -> boo
         return one is False or other is False
     if _have_no_common(_types(one), _types(other)):
         return True
-    shared = set(_required(one)) & set(_required(other))
+    shared = sorted(set(_required(one)) & set(_required(other)))  # the same work in every run
     pairs = [(_property(one, name, resolve), _property(other, name, resolve)) for name in shared]
     return any(_have_no_common(constants(a), constants(b)) for a, b in [(one, other), *pairs])
 
