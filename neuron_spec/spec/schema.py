@@ -30,6 +30,7 @@ DraftMethod = Literal[
 ]
 Rule = Literal["greedy", "rejection", "lenient", "typical", "sample-match"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Weights = Literal["as-dtype", "int8"]
 Device = Literal["cpu", "cuda"]
 VocabularyMatch = Literal["same", "intersection"]
 
@@ -275,11 +276,37 @@ class ReferenceSpec(Section):
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads; None leaves PyTorch's choice."
     )
+    kernels: Literal["auto", "eager"] = Field(
+        "auto",
+        description="auto: on a CPU kernels that are compiled once a machine, where there is a C++ "
+        "compiler; else, and with eager, PyTorch's operators.",
+    )
+    target_weights: Weights = Field(
+        "as-dtype",
+        description="int8: the target's weights are rounded to int8. That is another model than "
+        "the checkpoint, smaller and faster.",
+    )
+    draft_weights: Weights = Field(
+        "as-dtype",
+        description="int8: the draft's weights are rounded to int8. It may propose other tokens; "
+        "what a lossless rule lets through stays the same.",
+    )
     emulate: Literal["nxdi"] | None = Field(
         None,
         description="nxdi: compute what NxDI 0.9 computes, also where that departs from the "
         "textbook, for debugging side by side.",
     )
+
+    @model_validator(mode="after")
+    def _int8_is_for_kernels(self) -> ReferenceSpec:
+        for name in ("target_weights", "draft_weights"):
+            has_kernels = self.device == "cpu" and self.kernels == "auto"
+            if getattr(self, name) == "int8" and not (has_kernels and self.dtype != "float16"):
+                raise ValueError(
+                    f"reference.{name}: int8 needs the compiled kernels of a CPU: device = 'cpu', "
+                    "kernels = 'auto', dtype 'float32' or 'bfloat16'"
+                )
+        return self
 
 
 class BuildSpec(Section):

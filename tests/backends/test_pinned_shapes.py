@@ -52,6 +52,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
         "dynamic_tree": {"depth": 3, "top_k": 3},
     },
 }
+KERNELS = ("auto", "eager")
 GOLDEN_DRAFTS = {"eagle1": "eagle", "draft": "model"}
 
 Output = tuple[list[int], list[TokenLogprobs]]
@@ -74,21 +75,31 @@ def spec_of(draft: dict[str, Any], dtype: str, *, pinned: bool = True, **others:
                 "max_total_tokens": MAX_TOTAL,
                 "batch_size": others.get("batch_size", 1),
             },
-            "reference": {"dtype": dtype, "num_threads": 1},
+            "reference": {
+                "dtype": dtype,
+                "num_threads": 1,
+                "kernels": others.get("kernels", "auto"),
+            },
         }
     )
 
 
 @cache
 def opened(
-    target: Path, draft: str, dtype: str, *, pinned: bool = True, batch_size: int = 1
+    target: Path,
+    draft: str,
+    dtype: str,
+    kernels: str,
+    *,
+    pinned: bool = True,
+    batch_size: int = 1,
 ) -> ReferenceSpeculator:
     if draft in DRAFTS:
         fields, directory = DRAFTS[draft], None
     else:
         fields = {"method": GOLDEN_DRAFTS[draft], "model": "draft", "num_draft_tokens": 4}
         directory = GOLDEN / draft
-    spec = spec_of(fields, dtype, pinned=pinned, batch_size=batch_size)
+    spec = spec_of(fields, dtype, pinned=pinned, batch_size=batch_size, kernels=kernels)
     speculator = open_speculator(spec, target, directory)
     assert isinstance(speculator, ReferenceSpeculator)
     return speculator
@@ -126,6 +137,7 @@ def prompt_of(length: int, seed: int = 0, vocab_size: int = VOCAB) -> list[int]:
     return torch.randint(3, vocab_size, (length,), generator=generator).tolist()
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", GOLDEN_DRAFTS)
 @settings(max_examples=8, deadline=None)
@@ -134,20 +146,21 @@ def prompt_of(length: int, seed: int = 0, vocab_size: int = VOCAB) -> list[int]:
     ks=st.lists(st.integers(0, 4), min_size=1, max_size=5),
 )
 def test_trained_drafts_change_no_bit(
-    draft: str, dtype: str, prompt: list[int], ks: list[int]
+    draft: str, dtype: str, kernels: str, prompt: list[int], ks: list[int]
 ) -> None:
-    speculator = opened(GOLDEN / "target", draft, dtype)
+    speculator = opened(GOLDEN / "target", draft, dtype, kernels)
     assert decode(speculator, prompt, ks) == decode(speculator, prompt, [0])
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", DRAFTS)
 @settings(max_examples=4, deadline=None)
 @given(length=st.integers(1, 135), seed=st.integers(0, 99), data=st.data())
 def test_no_draft_of_a_wide_model_changes_a_bit(
-    wide: Path, draft: str, dtype: str, length: int, seed: int, data: st.DataObject
+    wide: Path, draft: str, dtype: str, kernels: str, length: int, seed: int, data: st.DataObject
 ) -> None:
-    speculator, prompt = opened(wide, draft, dtype), prompt_of(length, seed)
+    speculator, prompt = opened(wide, draft, dtype, kernels), prompt_of(length, seed)
     k = speculator.limits.num_draft_tokens
     ks = data.draw(st.lists(st.integers(0, k), min_size=1, max_size=4))
     plain = decode(speculator, prompt, [0])
@@ -158,10 +171,10 @@ def test_no_draft_of_a_wide_model_changes_a_bit(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", ["exit", "tree", "dynamic"])
 def test_without_the_option_bits_do_change(wide: Path, draft: str, dtype: str) -> None:
-    """Or the tests above would show nothing; and drafts are accepted in them."""
+    """Or the tests above would show nothing of PyTorch's operators; and drafts are accepted."""
     num_changed = {False: 0, True: 0}
     for pinned in num_changed:
-        speculator = opened(wide, draft, dtype, pinned=pinned)
+        speculator = opened(wide, draft, dtype, "eager", pinned=pinned)
         for length in (1, 40, 130):
             plain, drafted = (
                 decode(speculator, prompt_of(length), [k])
@@ -175,6 +188,21 @@ def test_without_the_option_bits_do_change(wide: Path, draft: str, dtype: str) -
     speculator.release(0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("draft", ["exit", "tree", "dynamic"])
+def test_compiled_kernels_change_no_bit_without_the_option(
+    wide: Path, draft: str, dtype: str
+) -> None:
+    """As long as a step has no more rows than they take."""
+    speculator = opened(wide, draft, dtype, "auto", pinned=False)
+    k = speculator.limits.num_draft_tokens
+    for length in (1, 40, 130):
+        assert decode(speculator, prompt_of(length), [k]) == decode(
+            speculator, prompt_of(length), [0]
+        )
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("draft", ["exit", "tree"])
 @settings(max_examples=5, deadline=None)
 @given(
@@ -184,10 +212,11 @@ def test_without_the_option_bits_do_change(wide: Path, draft: str, dtype: str) -
     k=st.integers(0, 4),
 )
 def test_neighbours_change_no_bit(
-    wide: Path, draft: str, slot: int, length: int, other: int, k: int
+    wide: Path, draft: str, kernels: str, slot: int, length: int, other: int, k: int
 ) -> None:
     """A request alone, and beside one that comes in the middle and leaves again."""
-    speculator, prompt = opened(wide, draft, "bfloat16", batch_size=3), prompt_of(length)
+    speculator = opened(wide, draft, "bfloat16", kernels, batch_size=3)
+    prompt = prompt_of(length)
     alone = decode(speculator, prompt, [0], slot=0)
     beside = (slot + 1) % 3
     speculator.prefill(beside, prompt_of(other, 1))
@@ -196,8 +225,9 @@ def test_neighbours_change_no_bit(
     assert decode(speculator, prompt, [k, 0], slot=slot) == alone
 
 
-def test_a_prompt_that_is_run_in_pieces_beside_is_not_written_to(wide: Path) -> None:
-    speculator = opened(wide, "exit", "bfloat16", batch_size=3)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_prompt_that_is_run_in_pieces_beside_is_not_written_to(wide: Path, kernels: str) -> None:
+    speculator = opened(wide, "exit", "bfloat16", kernels, batch_size=3)
     late, prompt = prompt_of(135, 2), prompt_of(20, 3)
     alone = decode(speculator, late, [0], slot=1)
     speculator.begin_prefill(1, late, Decoding(num_logprobs=VOCAB))
@@ -211,7 +241,7 @@ def test_a_prompt_that_is_run_in_pieces_beside_is_not_written_to(wide: Path) -> 
 
 
 def test_every_product_has_the_same_rows(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speculator = opened(wide, "ngram", "float32", batch_size=3)
+    speculator = opened(wide, "ngram", "float32", "eager", batch_size=3)
     product, seen = Linear.__call__, set()
 
     def noted(self: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -245,10 +275,8 @@ def test_sampled_tokens_are_those_of_every_k(wide: Path, seed: int) -> None:
 
 
 def test_nothing_is_written_for_padding(wide: Path) -> None:
-    speculator = open_speculator(spec_of(DRAFTS["exit"], "float32", batch_size=2), wide, None)
-    assert isinstance(speculator, ReferenceSpeculator)
-    assert speculator.pinned is not None
-    cache = speculator.pinned.target.cache
+    speculator = opened(wide, "exit", "float32", "eager", batch_size=2)
+    cache = speculator.score.target.cache
     speculator.prefill(0, prompt_of(9))
     speculator.step(1)
     for state in (*cache.keys, *cache.values):
@@ -281,7 +309,9 @@ def build_file(tmp_path: Path) -> Path:
     return tmp_path / "build.toml"
 
 
-def written(path: Path, *, dtype: str = "bfloat16", **draft: Any) -> BuildSpec:
+def written(
+    path: Path, *, dtype: str = "bfloat16", kernels: str = "eager", **draft: Any
+) -> BuildSpec:
     grown = draft.pop("dynamic_tree", {})
     rows = [f"{name} = {value}" for name, value in grown.items()]
     return load_spec(
@@ -292,7 +322,7 @@ def written(path: Path, *, dtype: str = "bfloat16", **draft: Any) -> BuildSpec:
             draft=draft or {"method": "ngram", "num_draft_tokens": 3},
             verification={"pin_shapes": True},
             shape={"max_prompt_tokens": 140, "max_total_tokens": 200, "batch_size": 2},
-            reference={"dtype": dtype},
+            reference={"dtype": dtype, "kernels": kernels},
         )
     )
 
@@ -354,6 +384,19 @@ def test_a_machine_that_breaks_the_promise_gets_no_artifact(
     assert not (tmp_path / "artifact").exists()
 
 
+def test_compiled_kernels_that_break_the_promise_get_no_artifact(
+    build_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = Linear.__call__
+
+    def broken(self: Linear, x: torch.Tensor) -> torch.Tensor:
+        return product(self, x) * (1 + 0.01 * torch.arange(x.shape[1])[:, None]).to(x.dtype)
+
+    monkeypatch.setattr(Linear, "__call__", broken)
+    with pytest.raises(BackendError, match="passes of 2 x 4 positions"):
+        compile_model(written(build_file, kernels="auto"), output=tmp_path / "artifact")
+
+
 @pytest.mark.parametrize("change", ["machine", "threads", None])
 def test_another_machine_checks_anew(
     build_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str | None
@@ -377,16 +420,14 @@ def test_the_shortest_lengths_are_checked_as_well(wide: Path) -> None:
     shape = spec.shape.model_copy(update={"max_prompt_tokens": 1, "max_total_tokens": 3})
     speculator = open_speculator(spec.model_copy(update={"shape": shape}), wide, None)
     assert isinstance(speculator, ReferenceSpeculator)
-    assert speculator.pinned is not None
-    record = PinCheck(speculator.pinned, speculator.limits, None).run()
+    record = PinCheck(speculator.score, PinnedShape(1, 5), speculator.limits, None).run()
     assert record["num_checked"] == 2 * 4  # a prompt of one token, two after it, four k
 
 
 def test_a_check_of_a_tree_takes_all_its_branches() -> None:
     tree = Tree.from_paths(TREE)
-    speculator = opened(GOLDEN / "target", "eagle1", "float32")
-    assert speculator.pinned is not None
-    check = PinCheck(speculator.pinned, speculator.limits, tree)
+    speculator = opened(GOLDEN / "target", "eagle1", "float32", "auto")
+    check = PinCheck(speculator.score, PinnedShape(1, 8), speculator.limits, tree)
     assert check.draft_lengths == (0, tree.num_draft_tokens)
 
 

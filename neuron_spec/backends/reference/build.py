@@ -16,11 +16,12 @@ from neuron_spec.backends.decisions import Decisions
 from neuron_spec.backends.reference.cache import round_up
 from neuron_spec.backends.reference.drafting import DraftParts, drafter_of
 from neuron_spec.backends.reference.loading import Placement
+from neuron_spec.backends.reference.machine import machine
 from neuron_spec.backends.reference.models import HEADS, Target
-from neuron_spec.backends.reference.nxdi.opening import open_emulation
-from neuron_spec.backends.reference.pin_check import PinCheck, machine
+from neuron_spec.backends.reference.native.choice import native_of
+from neuron_spec.backends.reference.pin_check import PinCheck
 from neuron_spec.backends.reference.pinned import PinnedShape
-from neuron_spec.backends.reference.scoring import PinnedScore
+from neuron_spec.backends.reference.scoring import PinnedScore, WideScore
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.checkpoints.model_config import read_config
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint
@@ -69,8 +70,10 @@ class ReferenceBackend:
         """Load the models, run a prefill and a step, and write `program.json`."""
         speculator = open_speculator(spec, prepared.target, prepared.draft)
         smoke = _smoke(speculator)
+        native = native_of(spec)
         program = {
-            "graphs": "eager",
+            "graphs": "compiled kernels" if native else "eager",
+            "kernels": native.kernels.path.stem if native else None,
             "device": spec.reference.device,
             "dtype": spec.reference.dtype,
             "cache_length": cache_length(spec),
@@ -111,10 +114,13 @@ def open_speculator(
     taps = head.taps(draft_directory, config.num_hidden_layers) if head and draft_directory else ()
     target = Target(target_directory, placement, taps=taps)
     limits = replace(Limits.of(spec), vocab_size=config.vocab_size)
+    drafts = replace(placement, native=native_of(spec, "draft"))
     if spec.reference.emulate == "nxdi":
-        return open_emulation(spec, target, draft_directory, placement=placement, limits=limits)
+        from neuron_spec.backends.reference.nxdi.opening import open_emulation
+
+        return open_emulation(spec, target, draft_directory, placement=drafts, limits=limits)
     parts = DraftParts(
-        spec.draft, draft_shape(spec), placement, target, target_directory, draft_directory
+        spec.draft, draft_shape(spec), drafts, target, target_directory, draft_directory
     )
     decisions = Decisions(
         spec.verification.rule,
@@ -123,14 +129,15 @@ def open_speculator(
         vocab_size=config.vocab_size,
     )
     limits = replace(limits, has_logprobs=True, has_grammars=True)
-    pins = spec.verification.pin_shapes
+    # The compiled kernels treat a token alike wherever it stands, however wide the pass.
+    is_padded = spec.verification.pin_shapes and placement.native is None
     return ReferenceSpeculator(
         target,
         drafter_of(parts),
         decisions,
         limits=limits,
         device=placement.device,
-        pinned=PinnedScore(target, pinned_shape(spec)) if pins else None,
+        score=PinnedScore(target, pinned_shape(spec)) if is_padded else WideScore(target),
     )
 
 
@@ -141,13 +148,14 @@ def pinned_shape(spec: BuildSpec) -> PinnedShape:
 
 def _check_pinned(spec: BuildSpec, speculator: Speculator) -> dict[str, Any]:
     """The report's entry of pinned shapes; empty where they are not."""
-    if not isinstance(speculator, ReferenceSpeculator) or speculator.pinned is None:
+    if not isinstance(speculator, ReferenceSpeculator) or not spec.verification.pin_shapes:
         return {}
     shape, k = draft_shape(spec), spec.num_draft_tokens
     tree = shape.tree.first(k) if shape.tree else None
     if shape.dynamic_tree:  # any with branches will do
         tree = Tree((NO_PARENT, *(node // 2 for node in range(k))))
-    return {"pinned_shapes": PinCheck(speculator.pinned, speculator.limits, tree).run()}
+    check = PinCheck(speculator.score, pinned_shape(spec), speculator.limits, tree)
+    return {"pinned_shapes": check.run()}
 
 
 def draft_shape(spec: BuildSpec) -> DraftShape:
@@ -185,6 +193,7 @@ def _placement(spec: BuildSpec) -> Placement:
         length=cache_length(spec),
         dtype=getattr(torch, spec.reference.dtype),
         device=torch.device(spec.reference.device),
+        native=native_of(spec),
     )
 
 

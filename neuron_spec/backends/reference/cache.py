@@ -4,6 +4,7 @@ dropped. A sequence is as long as its owner says; what lies beyond is overwritte
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,8 +49,6 @@ class Window:
     in a tree `branches` tells positions and who sees whom, and all see what lies before the root.
 
     Attributes:
-        positions: [rows, n] position of every query.
-        mask: [rows, 1, n, span] bool, True where a query may look; None if all may look at all.
         span: how much of the cache is read.
     """
 
@@ -64,28 +63,42 @@ class Window:
         last = max(starts) + num_positions
         if last > cache.length:
             raise ValueError(f"position {last - 1} is beyond the cache of {cache.length}")
-        device = cache.keys[0].device
+        self.starts, self.first_slot, self.branches = starts, first_slot, branches
         self.rows = slice(first_slot, first_slot + len(starts))
         self._start = starts[0] if len(starts) == 1 else None
         self._num_positions = num_positions
-        offsets = torch.arange(num_positions, device=device)
-        self._places = torch.tensor(starts, device=device)[:, None] + offsets  # [rows, n]
-        self.positions = self._places
-        needs_mask = len(starts) > 1 or num_positions > 1 or branches is not None
-        self.span = min(round_up(last), cache.length) if needs_mask else last
-        self.mask = None
-        if branches is not None:
-            origins = torch.tensor(branches.origins, device=device)[:, None]
-            self.positions = origins + branches.depths
-            self.mask = self._ancestors(origins, branches.mask)
-        elif needs_mask:
-            self.mask = self._causal()
+        self._device = cache.keys[0].device
+        self._needs_mask = len(starts) > 1 or num_positions > 1 or branches is not None
+        self.span = min(round_up(last), cache.length) if self._needs_mask else last
 
-    def _causal(self) -> Tensor:
-        columns = torch.arange(self.span, device=self._places.device)
+    @cached_property
+    def positions(self) -> Tensor:
+        """[rows, n] position of every query."""
+        if self.branches is None:
+            return self._places
+        return self._origins(self.branches) + self.branches.depths
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """[rows, 1, n, span] bool, True where a query may look; None if all may look at all."""
+        if self.branches is not None:
+            return self._ancestors(self.branches)
+        if not self._needs_mask:
+            return None
+        columns = torch.arange(self.span, device=self._device)
         return (columns <= self._places[:, :, None])[:, None]
 
-    def _ancestors(self, origins: Tensor, mask: Tensor) -> Tensor:
+    @cached_property
+    def _places(self) -> Tensor:
+        """[rows, n] where every entry is written."""
+        offsets = torch.arange(self._num_positions, device=self._device)
+        return torch.tensor(self.starts, device=self._device)[:, None] + offsets
+
+    def _origins(self, branches: Branches) -> Tensor:
+        return torch.tensor(branches.origins, device=self._device)[:, None]
+
+    def _ancestors(self, branches: Branches) -> Tensor:
+        origins, mask = self._origins(branches), branches.mask
         columns = torch.arange(self.span, device=mask.device) - origins  # [rows, span]
         width = mask.shape[2]
         inside = (columns >= 0) & (columns < width)

@@ -1,40 +1,74 @@
 """A matrix product that is fast for the few rows that decoding has.
 
-On a CPU the weight is packed once into oneDNN's blocked layout: PyTorch's own `F.linear` runs one
-float32 row on a single core and is slower on 2 or 3 rows than on 8. Elsewhere, or where this
-build of PyTorch lacks the packing, `F.linear` is used.
+On a CPU the weight is packed once: for the compiled kernels where there are any, else into oneDNN's
+blocked layout (PyTorch's own `F.linear` runs one float32 row on a single core and is slower on 2 or
+3 rows than on 8). Elsewhere, or where this build of PyTorch lacks the packing, and for as many rows
+as a prompt has, `F.linear` is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.native.packing import Packed
+
 _ROWS_PACKED_FOR = 8  # a hint: the layout stays valid for any number of rows
 
 
 class Linear:
-    """`x @ weight.T + bias` for one weight [out, in]."""
+    """`x @ weight.T + bias` for one weight [out, in], or several side by side that share inputs."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._is_packed = weight.device.type == "cpu" and _can_pack(weight.dtype)
-        self._weight = _pack(weight) if self._is_packed else weight
-        self._bias = bias
+    def __init__(
+        self,
+        weight: Tensor | Sequence[Tensor],
+        bias: Tensor | None = None,
+        *,
+        native: Native | None = None,
+    ) -> None:
+        self.parts = (weight,) if isinstance(weight, Tensor) else tuple(weight)
+        self.in_features = self.parts[0].shape[1]
+        self.out_features = sum(len(part) for part in self.parts)
+        self.bias = bias
+        self._native = native
+        self._onednn: Tensor | None = None
+        if native is None:
+            whole = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+            is_packed = whole.device.type == "cpu" and _can_pack(whole.dtype)
+            self._onednn = _pack(whole) if is_packed else None
+            self.parts = () if is_packed else (whole,)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        if not self._is_packed:
-            return F.linear(x, self._weight, self._bias)
-        return cast(
-            Tensor,
-            torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], ""),
-        )
+        if self._native is not None and self._native.takes(x.numel() // self.in_features):
+            rows = x.reshape(-1, self.in_features).float().contiguous()
+            product = self._native.kernels.linear(self.packed, rows)
+            return product.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        if self._onednn is not None:
+            pointwise = torch.ops.mkldnn._linear_pointwise
+            return cast(Tensor, pointwise(x, self._onednn, self.bias, "none", [], ""))
+        if len(self.parts) == 1:
+            return F.linear(x, self.parts[0], self.bias)
+        products = torch.cat([F.linear(x, part) for part in self.parts], dim=-1)
+        return products if self.bias is None else products + self.bias
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether its weight is rounded to int8."""
+        return self._native is not None and self._native.is_int8
+
+    @cached_property
+    def packed(self) -> Packed:
+        """For the kernels; packed when it is first used."""
+        assert self._native is not None
+        whole = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        return Packed.of(whole, self.bias, is_int8=self.is_int8)
 
 
 def _pack(weight: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from neuron_spec.backends.reference.transformer import Decoder, Has, Layer, Read
+from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.parameters import Parameters
+from neuron_spec.backends.reference.transformer import Decoder, Layer
 from neuron_spec.checkpoints.model_config import ModelConfig
 from neuron_spec.checkpoints.tensors import WEIGHT_FILES, CheckpointFiles
 
@@ -23,18 +25,20 @@ class Placement:
     """Positions the cache holds."""
     dtype: torch.dtype
     device: torch.device
+    native: Native | None = None
+    """The compiled kernels, where they run it."""
 
 
-def reader(
+def parameters_of(
     directory: Path, placement: Placement, names: Sequence[str] = WEIGHT_FILES
-) -> tuple[Read, Has]:
-    """How to read a directory's parameters, and to ask whether there is one."""
+) -> Parameters:
+    """A directory's parameters as the placement wants them."""
     files = CheckpointFiles(directory, names)
 
     def read(name: str) -> Tensor:
         return files.read(name).to(device=placement.device, dtype=placement.dtype)
 
-    return read, files.tensors.__contains__
+    return Parameters(read, files.tensors.__contains__, placement.native)
 
 
 def decoder_of(
@@ -52,4 +56,5 @@ def decoder_of(
         dtype=placement.dtype,
         device=placement.device,
         taps=taps,
+        native=placement.native,
     )

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from neuron_spec.backends.reference.cache import KVCache
-from neuron_spec.backends.reference.linear import Linear
-from neuron_spec.backends.reference.loading import Placement, decoder_of, reader
+from neuron_spec.backends.reference.loading import Placement, decoder_of, parameters_of
 from neuron_spec.backends.reference.parallel_heads import HydraHeads, MedusaHeads
 from neuron_spec.backends.reference.pinned import PinnedWindow
 from neuron_spec.backends.reference.transformer import Eagle3Layer, Layer, Norm
@@ -33,17 +32,17 @@ class Target:
         self, directory: Path, placement: Placement, *, taps: tuple[int, ...] = ()
     ) -> None:
         config = read_config(directory)
-        read, has = reader(directory, placement)
-        eps = config.rms_norm_eps
+        parameters = parameters_of(directory, placement)
         self.config = config
-        self._embedding = read("model.embed_tokens.weight")
+        self._embedding = parameters.read("model.embed_tokens.weight")
         self.layers = [
-            Layer(config, f"model.layers.{index}.", read, has)
+            Layer(config, f"model.layers.{index}.", parameters)
             for index in range(config.num_hidden_layers)
         ]
-        self.norm = Norm(read("model.norm.weight"), eps)
-        head = self._embedding if config.tie_word_embeddings else read("lm_head.weight")
-        self._lm_head = Linear(head)
+        self.norm = Norm(parameters.read("model.norm.weight"), config.rms_norm_eps)
+        is_tied = config.tie_word_embeddings
+        head = self._embedding if is_tied else parameters.read("lm_head.weight")
+        self._lm_head = parameters.product([head])
         self._decoder = decoder_of(config, self.layers, placement, taps)
 
     def hidden(
@@ -92,12 +91,11 @@ class EagleHead:
 
     def __init__(self, directory: Path, placement: Placement) -> None:
         config = read_config(directory)
-        read, has = reader(directory, placement)
-        self._embedding = read(eagle.EMBEDDING)
-        bias = read(eagle.FC_BIAS) if has(eagle.FC_BIAS) else None
-        self._fc = Linear(read(eagle.FC_WEIGHT), bias)
-        self._lm_head = Linear(read(eagle.LM_HEAD))
-        self._decoder = decoder_of(config, [Layer(config, "layers.0.", read, has)], placement)
+        parameters = parameters_of(directory, placement)
+        self._embedding = parameters.read(eagle.EMBEDDING)
+        self._fc = parameters.linear(eagle.FC)
+        self._lm_head = parameters.product([parameters.read(eagle.LM_HEAD)])
+        self._decoder = decoder_of(config, [Layer(config, "layers.0.", parameters)], placement)
 
     @property
     def cache(self) -> KVCache:
@@ -135,14 +133,14 @@ class Eagle3Head:
 
     def __init__(self, directory: Path, placement: Placement) -> None:
         config = read_config(directory)
-        read, has = reader(directory, placement)
+        parameters = parameters_of(directory, placement)
         self._hidden_size = config.hidden_size
-        self._embedding = read(eagle.EMBEDDING)
-        bias = read(eagle.FC_BIAS) if has(eagle.FC_BIAS) else None
-        self._fc = Linear(read(eagle.FC_WEIGHT), bias)
-        self._norm = Norm(read(eagle3.NORM), config.rms_norm_eps)
-        self._lm_head = Linear(read(eagle.LM_HEAD))
-        self._decoder = decoder_of(config, [Eagle3Layer(config, "layers.0.", read, has)], placement)
+        self._embedding = parameters.read(eagle.EMBEDDING)
+        self._fc = parameters.linear(eagle.FC)
+        self._norm = Norm(parameters.read(eagle3.NORM), config.rms_norm_eps)
+        self._lm_head = parameters.product([parameters.read(eagle.LM_HEAD)])
+        layer = Eagle3Layer(config, "layers.0.", parameters)
+        self._decoder = decoder_of(config, [layer], placement)
 
     @property
     def cache(self) -> KVCache:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from neuron_spec.backends.reference.linear import Linear
-from neuron_spec.backends.reference.loading import Placement, decoder_of, reader
+from neuron_spec.backends.reference.loading import Placement, decoder_of, parameters_of
 from neuron_spec.backends.reference.transformer import Layer, Norm
 from neuron_spec.checkpoints.formats import eagle, hydra, medusa
 from neuron_spec.checkpoints.model_config import read_config
@@ -27,17 +27,21 @@ class MedusaHeads:
 
     def __init__(self, directory: Path, placement: Placement) -> None:
         files = CheckpointFiles(directory, DRAFT_FILES)
-        read, _ = reader(directory, placement, DRAFT_FILES)
+        parameters = parameters_of(directory, placement, DRAFT_FILES)
+        read = parameters.read
         shapes = {name: tensor.shape for name, tensor in files.tensors.items()}
         heads = range(medusa.num_heads(shapes))
         self._blocks = [
-            Linear(read(medusa.block(head, "weight")), read(medusa.block(head, "bias")))
+            parameters.product(
+                [read(medusa.block(head, "weight"))], [read(medusa.block(head, "bias"))]
+            )
             for head in heads
         ]
         stored = [files.read(medusa.projection(head)) for head in heads]
         is_shared = len({tensor.data_ptr() for tensor in stored}) == 1
         self._projections = [
-            Linear(read(medusa.projection(head))) for head in (heads[:1] if is_shared else heads)
+            parameters.product([read(medusa.projection(head))])
+            for head in (heads[:1] if is_shared else heads)
         ]
 
     @property
@@ -67,15 +71,15 @@ class HydraHeads:
 
     def __init__(self, directory: Path, placement: Placement) -> None:
         config = read_config(directory)
-        read, has = reader(directory, placement)
+        parameters = parameters_of(directory, placement)
         shapes = {name: t.shape for name, t in CheckpointFiles(directory).tensors.items()}
         arch = hydra.architecture(config.raw)
         self._hidden_size = config.hidden_size
         self._is_grounded = hydra.is_grounded(config.raw)
-        self._embedding = read(eagle.EMBEDDING)
+        self._embedding = parameters.read(eagle.EMBEDDING)
 
         def linear(prefix: str) -> Linear:
-            return Linear(read(f"{prefix}weight"), read(f"{prefix}bias"))
+            return parameters.linear(prefix.removesuffix("."))
 
         heads = range(hydra.num_heads(shapes))
         num_layers = hydra.num_layers(arch, shapes)
@@ -90,9 +94,9 @@ class HydraHeads:
         self._projections = [linear(hydra.projection(arch, head)) for head in heads]
         self._prefix = None
         if arch == hydra.PREFIX_MLP:
-            layer = Layer(config, hydra.PREFIX_LAYER, read, has)
+            layer = Layer(config, hydra.PREFIX_LAYER, parameters)
             self._prefix = decoder_of(config, [layer], placement)
-            self._prefix_norm = Norm(read(hydra.PREFIX_NORM), config.rms_norm_eps)
+            self._prefix_norm = Norm(parameters.read(hydra.PREFIX_NORM), config.rms_norm_eps)
 
     def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
         """See `Head.drafter`: fed as an EAGLE head is, with a feature and the token after it."""

@@ -5,18 +5,17 @@ The kernels are not ours: whether they treat all rows of a product alike is foun
 
 from __future__ import annotations
 
-import hashlib
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from neuron_spec.backends.base import Limits
-from neuron_spec.backends.reference.scoring import PinnedScore
+from neuron_spec.backends.reference.machine import machine
+from neuron_spec.backends.reference.pinned import PinnedShape
+from neuron_spec.backends.reference.scoring import Score
 from neuron_spec.errors import BackendError
 from neuron_spec.trees import ROOT, Tree
 
@@ -42,9 +41,9 @@ class _Walk:
 class PinCheck:
     """Reads texts in passes of all kinds and compares the logits bit for bit."""
 
-    def __init__(self, score: PinnedScore, limits: Limits, tree: Tree | None) -> None:
-        """`tree`: what is drafted where it is no chain."""
-        self._score, self._limits = score, limits
+    def __init__(self, score: Score, shape: PinnedShape, limits: Limits, tree: Tree | None) -> None:
+        """`shape`: of the widest pass; `tree`: what is drafted where it is no chain."""
+        self._score, self._shape, self._limits = score, shape, limits
         self._tree = tree or Tree.chain(limits.num_draft_tokens)
         self._is_tree = tree is not None
         self._random = torch.Generator().manual_seed(_SEED)
@@ -62,7 +61,7 @@ class PinCheck:
             for k in self.draft_lengths:
                 for slot in sorted({0, self._limits.batch_size - 1}):
                     num_checked += self._compare(walk, k, slot)
-        shape = self._score.shape
+        shape = self._shape
         return {
             "num_rows": shape.num_rows,
             "width": shape.width,
@@ -100,7 +99,7 @@ class PinCheck:
         found = torch.cat(list(self._read(walk, k, slot, beside=True)))
         different = int((found != walk.expected).any(dim=1).sum())
         if different:
-            shape = self._score.shape
+            shape = self._shape
             raise BackendError(
                 f"passes of {shape.num_rows} x {shape.width} positions do not give a token the "
                 f"same logits in every place: {different} of {len(found)} tokens differ between "
@@ -128,7 +127,8 @@ class PinCheck:
             tokens[slot, path] = walk.tokens[position : position + len(path)]
             starts = {other: int(self._below(position + 1)) for other in others}
             starts[slot] = position
-            scores = self._score(tokens, starts, self._parents(tree), idle={})
+            idle = {other: 0 for other in range(len(tokens)) if other not in starts}
+            scores = self._score(tokens, starts, self._parents(tree), idle=idle)
             target.keep(slot, position, path)
             position += len(path)
             yield scores.logits[slot, path]
@@ -155,16 +155,3 @@ class PinCheck:
 
     def _below(self, end: int) -> Tensor:
         return torch.randint(end, (), generator=self._random)
-
-
-def machine(device: torch.device) -> str:
-    """What decides which kernels run, beside the version of PyTorch."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    facts = dict(reversed([[p.strip() for p in line.partition(":")[::2]] for line in lines]))
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    flags = " ".join(sorted(facts.get("flags", facts.get("Features", "")).split()))
-    digest = hashlib.sha256(flags.encode()).hexdigest()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {digest[:8]}"

@@ -28,6 +28,10 @@ class Scores:
 class Score(Protocol):
     """How tokens are scored."""
 
+    @property
+    def target(self) -> Target:
+        """By whom."""
+
     def __call__(
         self,
         tokens: Tensor,
@@ -49,7 +53,7 @@ class WideScore:
     """Passes as wide as the step; rows that do not run go along where they may be written."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        self.target = target
 
     def __call__(
         self,
@@ -63,8 +67,8 @@ class WideScore:
         places = {**idle, **starts}
         positions = [places[slot] for slot in range(len(tokens))]
         branches = None if parents is None else branches_of(positions, parents)
-        hidden, features = self._target.hidden(tokens, positions, 0, branches)
-        return Scores(features, self._target.logits(hidden))
+        hidden, features = self.target.hidden(tokens, positions, 0, branches)
+        return Scores(features, self.target.logits(hidden))
 
 
 class PinnedScore:

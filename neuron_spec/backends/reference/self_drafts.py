@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from neuron_spec.backends.reference.linear import Linear
-from neuron_spec.backends.reference.loading import Placement, decoder_of, reader
+from neuron_spec.backends.reference.loading import Placement, decoder_of, parameters_of
 from neuron_spec.backends.reference.models import Target
 from neuron_spec.backends.reference.transformer import Layer, Norm
 from neuron_spec.checkpoints.formats import mtp
@@ -65,7 +64,8 @@ class MtpLayer:
     def __init__(self, target: Target, directory: Path, placement: Placement) -> None:
         config = target.config
         prefix = mtp.prefixes(config)[0]
-        read, has = reader(directory, placement)
+        parameters = parameters_of(directory, placement)
+        read, has = parameters.read, parameters.has
 
         def is_copy(name: str, original: str) -> bool:
             """The published layers hold copies of what they share with the target."""
@@ -79,11 +79,11 @@ class MtpLayer:
         self._target = target
         own_embedding, own_head = prefix + mtp.EMBEDDING, prefix + mtp.LM_HEAD
         self._embedding = None if is_copy(own_embedding, embedding) else read(own_embedding)
-        self._lm_head = None if is_copy(own_head, head) else Linear(read(own_head))
+        self._lm_head = None if is_copy(own_head, head) else parameters.product([read(own_head)])
         self._embedding_norm, self._hidden_norm = norm(mtp.EMBEDDING_NORM), norm(mtp.HIDDEN_NORM)
         self._output_norm = norm(mtp.OUTPUT_NORM)
-        self._projection = Linear(read(prefix + mtp.PROJECTION))
-        self._decoder = decoder_of(config, [Layer(config, prefix, read, has)], placement)
+        self._projection = parameters.product([read(prefix + mtp.PROJECTION)])
+        self._decoder = decoder_of(config, [Layer(config, prefix, parameters)], placement)
 
     def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
         """See `Head.drafter`."""

@@ -20,7 +20,7 @@ from neuron_spec.backends.base import (
 from neuron_spec.backends.decisions import Decided, Decisions, dead_end, tree_of
 from neuron_spec.backends.reference.models import Target
 from neuron_spec.backends.reference.prefixes import PrefixCache
-from neuron_spec.backends.reference.scoring import PinnedScore, Score, Scores, WideScore
+from neuron_spec.backends.reference.scoring import Score, Scores, WideScore
 from neuron_spec.drafters import NO_PROPOSAL, Drafter, Proposal
 
 PREFILL_CHUNK_TOKENS = 128
@@ -60,11 +60,10 @@ class ReferenceSpeculator:
         *,
         limits: Limits,
         device: torch.device,
-        pinned: PinnedScore | None = None,
+        score: Score | None = None,
     ) -> None:
-        """`pinned`: how a step is scored if not in a pass as wide as it."""
-        self.pinned = pinned
-        self._target_score: Score = pinned or WideScore(target)
+        """`score`: how a step is scored if not in a pass as wide as it."""
+        self.score = score or WideScore(target)
         self._target, self._drafter, self._decisions = target, drafter, decisions
         self._limits, self._device = limits, device
         self._rows: dict[int, _Row] = {}
@@ -205,7 +204,7 @@ class ReferenceSpeculator:
         tokens = torch.cat([root, drafts.clamp(min=0)], dim=1)  # [rows, n + 1]
         starts = {slot: row.position for slot, row in self._rows.items()}
         idle = {slot: self._num_prefilled(slot) for slot in slots if slot not in self._rows}
-        return self._target_score(tokens, starts, proposal.parents, idle=idle)
+        return self.score(tokens, starts, proposal.parents, idle=idle)
 
     def _num_prefilled(self, slot: int) -> int:
         prompt = self._prompts.get(slot)

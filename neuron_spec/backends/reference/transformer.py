@@ -6,23 +6,24 @@ normed. Arithmetic follows Hugging Face's models; tests compare the logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from neuron_spec.backends.reference.cache import KVCache, Window
-from neuron_spec.backends.reference.linear import Linear
+from neuron_spec.backends.reference.native.layers import NativeLayers
+from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.native.packing import Packed, interleaved
+from neuron_spec.backends.reference.parameters import Parameters
 from neuron_spec.backends.reference.pinned import PinnedWindow
 from neuron_spec.backends.reference.rope import rotary_tables, rotate
 from neuron_spec.checkpoints.model_config import ModelConfig
 from neuron_spec.drafters import Branches
 
-Read = Callable[[str], Tensor]
-"""A parameter by its key, in the model's dtype and on its device."""
-Has = Callable[[str], bool]
 View = Window | PinnedWindow
 """Where a pass writes, and what it may see."""
 
@@ -36,6 +37,12 @@ class Norm:
     weight: Tensor
     eps: float
 
+    @classmethod
+    def of(cls, parameters: Parameters, name: str, eps: float) -> Norm | None:
+        """The norm of that name, or None."""
+        weight = parameters.optional(name)
+        return None if weight is None else cls(weight, eps)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
@@ -44,19 +51,13 @@ class Norm:
 class Attention:
     """Grouped-query attention of one layer; q, k and v are one product."""
 
-    def __init__(self, config: ModelConfig, prefix: str, read: Read, has: Has) -> None:
+    def __init__(self, config: ModelConfig, prefix: str, parameters: Parameters) -> None:
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
-        parts = [f"{prefix}{name}_proj" for name in "qkv"]
-        weight = torch.cat([read(f"{part}.weight") for part in parts])
-        biases = [read(f"{part}.bias") for part in parts if has(f"{part}.bias")]
-        self.qkv = Linear(weight, torch.cat(biases) if biases else None)
-        output = f"{prefix}o_proj"
-        has_bias = has(f"{output}.bias")
-        self.output = Linear(read(f"{output}.weight"), read(f"{output}.bias") if has_bias else None)
+        self.qkv = parameters.linear(*(f"{prefix}{name}_proj" for name in "qkv"))
+        self.output = parameters.linear(f"{prefix}o_proj")
         self.head_norms = [
-            Norm(read(key), config.rms_norm_eps) if has(key) else None
-            for key in (f"{prefix}q_norm.weight", f"{prefix}k_norm.weight")
+            Norm.of(parameters, f"{prefix}{name}_norm.weight", config.rms_norm_eps) for name in "qk"
         ]
 
     def __call__(
@@ -77,14 +78,13 @@ class Attention:
 class Layer:
     """One decoder layer; `input_norm` is None in an EAGLE v1 head."""
 
-    def __init__(self, config: ModelConfig, prefix: str, read: Read, has: Has) -> None:
-        eps, input_norm = config.rms_norm_eps, f"{prefix}input_layernorm.weight"
-        self.input_norm = Norm(read(input_norm), eps) if has(input_norm) else None
-        self.attention = Attention(config, f"{prefix}self_attn.", read, has)
-        self.mlp_norm = Norm(read(f"{prefix}post_attention_layernorm.weight"), eps)
-        gate_up = [read(f"{prefix}mlp.{name}_proj.weight") for name in ("gate", "up")]
-        self.gate_up = Linear(torch.cat(gate_up))
-        self.down = Linear(read(f"{prefix}mlp.down_proj.weight"))
+    def __init__(self, config: ModelConfig, prefix: str, parameters: Parameters) -> None:
+        eps = config.rms_norm_eps
+        self.input_norm = Norm.of(parameters, f"{prefix}input_layernorm.weight", eps)
+        self.attention = Attention(config, f"{prefix}self_attn.", parameters)
+        self.mlp_norm = Norm(parameters.read(f"{prefix}post_attention_layernorm.weight"), eps)
+        self.gate_up = parameters.linear(*(f"{prefix}mlp.{name}_proj" for name in ("gate", "up")))
+        self.down = parameters.linear(f"{prefix}mlp.down_proj")
 
     def __call__(
         self, x: Tensor, tables: tuple[Tensor, Tensor], window: View, kv: tuple[Tensor, Tensor]
@@ -98,14 +98,37 @@ class Layer:
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(window.silu(gate) * up)
 
+    @cached_property
+    def products(self) -> dict[str, Packed]:
+        """Its products by their names in the kernels."""
+        attention, gate, up = self.attention, *self.gate_up.parts
+        return {
+            "qkv": attention.qkv.packed,
+            "output": attention.output.packed,
+            "gate_up": Packed.of(interleaved(gate, up), is_int8=self.gate_up.is_int8),
+            "down": self.down.packed,
+        }
+
+    @property
+    def norms(self) -> dict[str, Norm | None]:
+        """Its norms by their names in the kernels."""
+        query, key = self.attention.head_norms
+        return {"input": self.input_norm, "query": query, "key": key, "mlp": self.mlp_norm}
+
 
 class Eagle3Layer(Layer):
     """The layer of an EAGLE-3 head: attention reads embedding and feature, each with its norm; the
     residual is the feature before its norm (NxDI `models/llama/modeling_llama.py`)."""
 
-    def __init__(self, config: ModelConfig, prefix: str, read: Read, has: Has) -> None:
-        super().__init__(config, prefix, read, has)
-        self.hidden_norm = Norm(read(f"{prefix}hidden_norm.weight"), config.rms_norm_eps)
+    def __init__(self, config: ModelConfig, prefix: str, parameters: Parameters) -> None:
+        super().__init__(config, prefix, parameters)
+        weight = parameters.read(f"{prefix}hidden_norm.weight")
+        self.hidden_norm = Norm(weight, config.rms_norm_eps)
+
+    @property
+    def norms(self) -> dict[str, Norm | None]:
+        """See `Layer.norms`."""
+        return {**super().norms, "hidden": self.hidden_norm}
 
     def __call__(
         self, x: Tensor, tables: tuple[Tensor, Tensor], window: View, kv: tuple[Tensor, Tensor]
@@ -130,12 +153,26 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         taps: tuple[int, ...] = (),
+        native: Native | None = None,
     ) -> None:
         self.layers, self._taps = layers, taps
         shape = (num_slots, config.num_key_value_heads, length, config.head_dim)
         self.cache = KVCache(len(layers), shape, dtype=dtype, device=device)
         cos, sin = rotary_tables(config, length, device)
         self._cos, self._sin = cos.to(dtype), sin.to(dtype)
+        self._native = self._native_layers(config, native) if native else None
+
+    def _native_layers(self, config: ModelConfig, native: Native) -> NativeLayers:
+        return NativeLayers(
+            native,
+            [(layer.products, _weights(layer.norms)) for layer in self.layers],
+            self.cache,
+            tables=(self._cos.float(), self._sin.float()),
+            taps=self._taps,
+            num_heads=config.num_attention_heads,
+            is_eagle3=isinstance(self.layers[0], Eagle3Layer),
+            eps=config.rms_norm_eps,
+        )
 
     def __call__(
         self,
@@ -167,6 +204,8 @@ class Decoder:
 
     def run(self, x: Tensor, window: View) -> tuple[Tensor, Tensor | None]:
         """One pass of inputs [rows, n, hidden] through a window; what comes out as above."""
+        if self._native and isinstance(window, Window) and self._native.takes(x[..., 0].numel()):
+            return self._native(x, window)
         positions = window.positions
         tables = (self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2))
         kv = zip(self.cache.keys, self.cache.values, strict=True)
@@ -176,3 +215,7 @@ class Decoder:
                 tapped.append(x)
             x = layer(x, tables, window, pair)
         return x, torch.cat(tapped, dim=-1) if tapped else None
+
+
+def _weights(norms: Mapping[str, Norm | None]) -> dict[str, Tensor]:
+    return {name: norm.weight.float() for name, norm in norms.items() if norm}

@@ -29,7 +29,8 @@ FAMILY = "eagle"
 parse_config = parse_decoder
 DESCRIPTION = "an EAGLE v1 head (fc.weight of width 2 x hidden and layers.0.*)"
 
-FC_WEIGHT, FC_BIAS = "fc.weight", "fc.bias"
+FC = "fc"
+FC_WEIGHT, FC_BIAS = f"{FC}.weight", f"{FC}.bias"
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 INPUT_NORM = "layers.0.input_layernorm.weight"
 _SPECULATORS_NAMES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}

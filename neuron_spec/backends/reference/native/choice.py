@@ -1,0 +1,48 @@
+"""Spec -> whether its products go through the compiled kernels, and which."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from neuron_spec.backends.reference.native.compiler import kernels
+from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.errors import BackendError, UserError
+from neuron_spec.spec.schema import BuildSpec
+
+logger = logging.getLogger(__name__)
+
+Model = Literal["target", "draft"]
+
+_MAX_ROWS = {"float32": 64, "bfloat16": 12}
+"""From about where on PyTorch's products are faster, as measured on a server's CPU; bfloat16 has
+instructions of its own for many rows."""
+
+
+def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
+    """How the spec's target or draft goes through the kernels; None where PyTorch's operators run.
+
+    With pinned shapes every step of a decoder goes through them, however wide.
+
+    Raises:
+        UserError: int8 weights are wanted and the kernels cannot be had.
+    """
+    reference, shape = spec.reference, spec.shape
+    is_int8 = "int8" in (reference.target_weights if model == "target" else reference.draft_weights)
+    if reference.device != "cpu" or reference.kernels == "eager" or reference.dtype == "float16":
+        return None
+    try:
+        compiled = kernels()
+    except BackendError as error:
+        if is_int8:
+            raise UserError(
+                f"int8 weights need compiled kernels: {error}",
+                where=f"reference.{model}_weights",
+                mend="install a C++ compiler (on Debian: apt-get install g++), or leave it out",
+            ) from error
+        logger.warning("PyTorch's operators are used, which is slower: %s", error)
+        return None
+    max_rows = _MAX_ROWS[reference.dtype]
+    if spec.verification.pin_shapes:
+        max_rows = max(max_rows, shape.batch_size * (spec.num_draft_tokens + 1))
+    return Native(compiled, None if is_int8 else max_rows, is_int8=is_int8)

@@ -1,0 +1,124 @@
+"""The compiled library as Python sees it; the structures are those of `kernels.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from neuron_spec.backends.reference.native.packing import NUMBERS, Packed
+
+
+class Weights(Structure):
+    """Packed weights of one product."""
+
+    _fields_ = [("data", c_void_p), ("scales", c_void_p), ("bias", c_void_p)]
+
+
+class LayerParts(Structure):
+    """One layer and its KV cache; pointers to float32 norms, or null."""
+
+    _fields_ = [
+        *((name, Weights) for name in ("qkv", "output", "gate_up", "down")),
+        *((f"{name}_norm", c_void_p) for name in ("input", "hidden", "query", "key", "mlp")),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    ]
+
+
+class Stack(Structure):
+    """Layers that follow each other."""
+
+    _fields_ = [
+        ("layers", POINTER(LayerParts)),
+        *(
+            (name, c_int64)
+            for name in (
+                "num_layers", "weights", "cache", "hidden", "ffn", "heads", "kv_heads", "head_dim",
+                "cache_length", "is_eagle3",
+            )
+        ),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("eps", c_double),
+        ("threads", c_int64),
+    ]  # fmt: skip
+
+
+class Pass(Structure):
+    """What goes through the layers."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "out", "taps", "tap_layers")),
+        *((name, c_int64) for name in ("num_taps", "rows", "count", "first_slot")),
+        *((name, c_void_p) for name in ("starts", "positions", "origins", "sees")),
+        ("width", c_int64),
+    ]
+
+
+class Kernels:
+    """The library; calls release Python's interpreter lock."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError or AttributeError where it is no such library."""
+        self.path = path
+        library = ctypes.CDLL(str(path))
+        self._linear, self._layers = library.neuron_spec_linear, library.neuron_spec_layers
+        self._linear.restype = self._layers.restype = None
+        self._linear.argtypes = [
+            POINTER(Weights), c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64
+        ]  # fmt: skip
+        self._layers.argtypes = [POINTER(Stack), POINTER(Pass)]
+
+    def linear(self, packed: Packed, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out], both float32 and contiguous."""
+        y = x.new_empty(len(x), packed.out_features)
+        self._linear(
+            byref(weights_of(packed)), NUMBERS[packed.numbers], x.data_ptr(), len(x), x.shape[1],
+            packed.out_features, y.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+    def layers(self, stack: Stack, passed: Pass) -> None:
+        """Run a pass; what its pointers point to has to live until it returns."""
+        self._layers(byref(stack), byref(passed))
+
+    def multiplies(self) -> bool:
+        """Whether a small product comes out right."""
+        weight = torch.arange(3 * 5, dtype=torch.float32).view(3, 5)
+        x = torch.arange(2 * 5, dtype=torch.float32).view(2, 5) - 4
+        return torch.equal(self.linear(Packed.of(weight), x), x @ weight.T)
+
+
+def weights_of(packed: Packed | None) -> Weights:
+    """Pointers to packed weights, which have to outlive them; nulls for None."""
+    if packed is None:
+        return Weights()
+    return Weights(*(pointer(part) for part in (packed.data, packed.scales, packed.bias)))
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Its address; None is null."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+@dataclass(frozen=True)
+class Native:
+    """How products go through the kernels.
+
+    Attributes:
+        max_rows: how many rows a product may have; None is any number.
+        is_int8: whether weights are rounded to int8.
+    """
+
+    kernels: Kernels
+    max_rows: int | None = None
+    is_int8: bool = False
+
+    def takes(self, num_rows: int) -> bool:
+        """Whether a product of so many rows is theirs."""
+        return self.max_rows is None or num_rows <= self.max_rows

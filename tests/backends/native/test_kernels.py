@@ -1,0 +1,107 @@
+"""The compiled kernels: products against PyTorch's, and what a row's result depends on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from neuron_spec.backends.reference.linear import Linear
+from neuron_spec.backends.reference.native.compiler import kernels
+from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.native.packing import (
+    Packed,
+    dequantized,
+    interleaved,
+    quantize,
+)
+
+KINDS = ("float32", "bfloat16", "int8")
+SIZES = st.integers(1, 70)
+
+
+def weight_of(kind: str, out: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A weight to be packed, and the one that it then stands for."""
+    weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed))
+    if kind == "bfloat16":
+        weight = weight.bfloat16()
+    return weight, dequantized(weight) if kind == "int8" else weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 40), width=SIZES, out=SIZES, seed=st.integers(0, 99), biased=st.booleans()
+)
+def test_products_are_those_of_the_weights(
+    kind: str, rows: int, width: int, out: int, seed: int, biased: bool
+) -> None:
+    weight, stands_for = weight_of(kind, out, width, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    x, bias = torch.randn(rows, width, generator=generator), torch.randn(out, generator=generator)
+    packed = Packed.of(weight, bias if biased else None, is_int8=kind == "int8")
+    expected = x.double() @ stands_for.double().T + (bias.double() if biased else 0)
+    found = kernels().linear(packed, x)
+    torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(2, 40), width=SIZES, out=SIZES, data=st.data())
+def test_a_rows_bits_are_its_own(
+    kind: str, threads: int, rows: int, width: int, out: int, data: st.DataObject
+) -> None:
+    packed = Packed.of(weight_of(kind, out, width, 0)[0], is_int8=kind == "int8")
+    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows))
+    first = data.draw(st.integers(0, rows - 1))
+    end = data.draw(st.integers(first + 1, rows))
+    before = torch.get_num_threads()
+    whole = kernels().linear(packed, x)
+    torch.set_num_threads(threads)
+    try:
+        part = kernels().linear(packed, x[first:end].contiguous())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(whole[first:end], part)
+
+
+@settings(max_examples=40, deadline=None)
+@given(out=SIZES, width=SIZES, scale=st.floats(1e-6, 1e6), seed=st.integers(0, 9))
+def test_int8_is_off_by_half_a_step_at_most(out: int, width: int, scale: float, seed: int) -> None:
+    weight = scale * torch.randn(out, width, generator=torch.Generator().manual_seed(seed))
+    weight[0] = 0  # a row of zeros has a scale too
+    quantized, scales = quantize(weight)
+    assert quantized.abs().max() <= 127
+    error = (dequantized(weight) - weight).abs()
+    assert bool((error <= 0.5001 * scales[:, None]).all())
+    assert bool((quantized.abs().amax(dim=1)[1:] == 127).all())
+
+
+def test_gate_and_up_take_turns() -> None:
+    gate, up = torch.full((20, 2), 1.0), torch.full((20, 2), 2.0)
+    rows = interleaved(gate, up)[:, 0].tolist()
+    assert rows == [1.0] * 16 + [2.0] * 16 + [1.0] * 4 + [0.0] * 12 + [2.0] * 4 + [0.0] * 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_a_linear_goes_through_them_as_far_as_they_take(
+    dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [torch.randn(size, 24).to(dtype) for size in (40, 8)]
+    bias, x = torch.randn(48).to(dtype), torch.randn(1, rows, 24).to(dtype)
+    linear = Linear(weights, bias, native=Native(kernels(), max_rows=4))
+    used: list[int] = []
+    native = type(kernels()).linear
+    monkeypatch.setattr(
+        type(kernels()), "linear", lambda *given: used.append(len(given[2])) or native(*given)
+    )
+    found = linear(x)
+    assert used == ([rows] if rows <= 4 else [])
+    expected = x.double() @ torch.cat(weights).double().T + bias.double()
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)

@@ -1,0 +1,97 @@
+"""Whole layers through the compiled kernels against the same through PyTorch's operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES, build
+from torch import Tensor
+
+from neuron_spec.backends.reference.loading import Placement
+from neuron_spec.backends.reference.models import Eagle3Head, Target
+from neuron_spec.backends.reference.native.compiler import kernels
+from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.scoring import branches_of
+from neuron_spec.checkpoints.model_config import read_config
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.12}
+
+
+def placement(native: bool, *, dtype: torch.dtype = torch.float32, slots: int = 1) -> Placement:
+    return Placement(slots, 64, dtype, CPU, Native(kernels()) if native else None)
+
+
+def ids(rows: int, count: int, vocab_size: int = 97) -> Tensor:
+    return torch.randint(vocab_size, (rows, count), generator=torch.Generator().manual_seed(count))
+
+
+def walk(target: Target) -> tuple[Tensor, Tensor]:
+    """Hidden states and logits of a prompt, of single tokens, of a wide pass and of a tree's."""
+    tokens, parts = ids(2, 24), []
+    parts.append(target.hidden(tokens[:, :9], [0, 0])[0])
+    for position in (9, 10):
+        parts.append(target.hidden(tokens[:, position : position + 1], [position] * 2)[0])
+    parts.append(target.hidden(tokens[:, 11:16], [11, 11])[0])
+    parts.append(target.hidden(tokens[1:, 16:18], [16], 1)[0].expand(2, -1, -1))
+    tree = torch.tensor([[0, 0, 1, 2, 2]] * 2)
+    branches = branches_of([16, 18], tree)
+    parts.append(target.hidden(tokens[:, 18:24], [16, 18], 0, branches)[0])
+    hidden = torch.cat(parts, dim=1)
+    return hidden, target.logits(hidden)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_compute_the_same(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    build(family, tmp_path)
+    targets = [Target(tmp_path, placement(native, dtype=dtype, slots=2)) for native in (0, 1)]
+    with torch.inference_mode():
+        (hidden, logits), (found_hidden, found_logits) = map(walk, targets)
+    tolerance = TOLERANCE[dtype]
+    assert found_logits.dtype == dtype
+    torch.testing.assert_close(found_hidden, hidden, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found_logits, logits, atol=tolerance, rtol=tolerance)
+    for state, found in zip(targets[0].cache.keys, targets[1].cache.keys, strict=True):
+        torch.testing.assert_close(found, state, atol=tolerance, rtol=tolerance)
+    for state, found in zip(targets[0].cache.values, targets[1].cache.values, strict=True):
+        torch.testing.assert_close(found, state, atol=tolerance, rtol=tolerance)
+
+
+def test_taps_are_the_inputs_of_their_layers(tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    tapped = [
+        Target(tmp_path, placement(native), taps=(0, 2)).hidden(ids(1, 7), [0])[1]
+        for native in (False, True)
+    ]
+    torch.testing.assert_close(tapped[1], tapped[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "llama-biases"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_tokens_bits_do_not_depend_on_the_pass(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    build(family, tmp_path)
+    tokens = ids(1, 20)
+    outputs = []
+    with torch.inference_mode():
+        for width in (1, 3, 7, 20):
+            target = Target(tmp_path, placement(True, dtype=dtype))
+            starts = range(0, 20, width)
+            parts = [target.hidden(tokens[:, s : s + width], [s])[0] for s in starts]
+            outputs.append(target.logits(torch.cat(parts, dim=1)))
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+def test_an_eagle3_head() -> None:
+    heads = [Eagle3Head(GOLDEN / "eagle3", placement(native)) for native in (False, True)]
+    width = read_config(GOLDEN / "eagle3").hidden_size
+    features = torch.randn(1, 6, 3 * width, generator=torch.Generator().manual_seed(0))
+    first, found = (head.forward(ids(1, 6), features, [0]) for head in heads)
+    torch.testing.assert_close(found, first, atol=1e-5, rtol=1e-5)
+    second, found = (head.forward(ids(1, 2), first[:, -2:], [6]) for head in heads)
+    torch.testing.assert_close(found, second, atol=1e-5, rtol=1e-5)
