@@ -67,11 +67,13 @@ def interleaved(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack(parts, dim=1).flatten(0, 2)
 
 
-def _padded(weight: Tensor, multiple: int) -> Tensor:
-    return F.pad(weight, (0, 0, 0, -len(weight) % multiple))
+def _padded(weight: Tensor, outputs: int, inputs: int = 1) -> Tensor:
+    """Zeros up to whole multiples; a copy only where any are missing."""
+    missing = (0, -weight.shape[1] % inputs, 0, -len(weight) % outputs)
+    return F.pad(weight, missing) if any(missing) else weight
 
 
 def _words(weight: Tensor, inputs_a_word: int) -> Tensor:
     """[out, in] -> [panels, in / inputs_a_word, 16, inputs_a_word]."""
-    padded = F.pad(_padded(weight, LANES), (0, -weight.shape[1] % inputs_a_word))
+    padded = _padded(weight, LANES, inputs_a_word)
     return padded.view(len(padded) // LANES, LANES, -1, inputs_a_word).transpose(1, 2).contiguous()
