@@ -42,7 +42,7 @@ from neuron_spec.errors import ArtifactError
 from neuron_spec.files import FileRecord, Progress, clear_leftovers, new_directory, no_progress
 from neuron_spec.preflight import check, raise_on_errors
 from neuron_spec.preflight.check import locate
-from neuron_spec.spec.guarantees import NUMERICS, PINNED_NUMERICS, claims_of
+from neuron_spec.spec.guarantees import INT8_NUMERICS, NUMERICS, PINNED_NUMERICS, claims_of
 from neuron_spec.spec.schema import BuildSpec
 from neuron_spec.version import __version__
 
@@ -266,7 +266,7 @@ def _manifest(plan: CompilePlan, report: dict[str, Any], files: tuple[FileEntry,
             ClaimRecord(level=claim.level, status=claim.status, source=claim.source)
             for claim in claims_of(spec.verification)
         ),
-        numerics=PINNED_NUMERICS if pinned else NUMERICS,
+        numerics=_numerics(spec, ingredients.backend, is_pinned=pinned is not None),
         models=ingredients.models,
         libraries={**ingredients.libraries, "python": platform.python_version()},
         environment=ingredients.environment,
@@ -274,3 +274,9 @@ def _manifest(plan: CompilePlan, report: dict[str, Any], files: tuple[FileEntry,
         pinned_shapes=pinned,
         files=files,
     )
+
+
+def _numerics(spec: BuildSpec, backend: str, *, is_pinned: bool) -> str:
+    """What the claims, which are about the algorithm, leave open."""
+    is_int8 = backend == "reference" and spec.reference.target_weights == "int8"
+    return "; ".join([PINNED_NUMERICS if is_pinned else NUMERICS, *[INT8_NUMERICS] * is_int8])

@@ -136,7 +136,10 @@ def _workload(rows: Sequence[WorkloadRow]) -> dict[str, Any]:
 def precision_of(artifact: Artifact) -> str:
     """The dtype that its backend computes in."""
     on_neuron = artifact.manifest.backend == "neuron"
-    return artifact.spec.target.dtype if on_neuron else artifact.spec.reference.dtype
+    if on_neuron:
+        return artifact.spec.target.dtype
+    reference = artifact.spec.reference
+    return reference.dtype + (", int8 weights" if reference.target_weights == "int8" else "")
 
 
 def weights_of(model: ModelRecord) -> dict[str, str]:

@@ -25,6 +25,10 @@ PINNED_NUMERICS = (
     "and beside every other request, as checked when it was built"
 )
 
+INT8_NUMERICS = (
+    "the target's weights are rounded to int8, which is another model than the checkpoint"
+)
+
 
 @dataclass(frozen=True)
 class Claim:

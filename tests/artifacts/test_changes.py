@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neuron_spec.artifacts import Ingredients, ModelRecord, changes, fingerprint_of
@@ -90,6 +90,7 @@ _FIELDS = st.sampled_from(
 )  # fmt: skip
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     edits=st.lists(st.tuples(_FIELDS, st.integers(1, 3)), max_size=4),
     torch=st.sampled_from(["2.7", "2.8"]),

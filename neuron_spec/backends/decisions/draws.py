@@ -8,7 +8,7 @@ from torch import Tensor
 from neuron_spec.backends.decisions.history import History, Rows
 from neuron_spec.grammars import allowed_after
 from neuron_spec.rules.uniforms import DRAFT_STREAM, uniform_at
-from neuron_spec.sampling import SamplingParams, probabilities, sample
+from neuron_spec.sampling import SamplingParams, best_ids, probabilities, sample
 
 
 class Draws:
@@ -31,7 +31,7 @@ class Draws:
         if self._has_grammar:
             pairs = zip(range(len(own)), own, strict=True)
             own = torch.stack([self._masked(place, row) for place, row in pairs])
-        tokens, probs = self._drawn(own) if self._draws else (own.argmax(dim=-1), None)
+        tokens, probs = self._drawn(own) if self._draws else (best_ids(own), None)
         if self._has_grammar:
             self._chosen.append(tokens.tolist())
         self._depth += 1

@@ -116,7 +116,7 @@ class Paths:
     def applied(self, transform: Transform, logits: Tensor) -> Tensor:
         """[rows, nodes, vocab] logits through every row's own options."""
         if all(row is None or row.decoding == GREEDY for row in self.rows):
-            return transform(logits, SamplingParams())
+            return transform(logits, GREEDY.sampling)
         places = range(len(self.rows))
         return torch.stack([self._applied(transform, place, logits[place]) for place in places])
 
@@ -129,7 +129,7 @@ class Paths:
         """One row's logits [nodes, vocab], each node with the history that leads to it."""
         row, mask = self.rows[place], self.masks[place]
         if row is None:
-            return transform(logits, SamplingParams())
+            return transform(logits, GREEDY.sampling)
         prompt = counts = None
         if row.output_counts is not None and row.prompt_counts is not None:
             tokens = self.tokens[place : place + 1]

@@ -107,7 +107,7 @@ class Decisions:
             logits: [rows, n + 1, vocab] the target's, at the root and after every drafted token.
         """
         if parents is None:
-            trees = [Tree.chain(tokens.shape[1])]
+            trees = [tree_of(tuple(range(tokens.shape[1])))]
         else:
             trees = [tree_of(tuple(row)) for row in parents.tolist()]
         if len(set(trees)) == 1:
@@ -151,7 +151,7 @@ class Decisions:
         paths = Paths.of(rows, tree, tokens, logits.shape[-1])
         decided = _decided(self._verdict(paths, draft_probs, logits))
         return [
-            replace(one, is_dead_end=paths.is_dead_end(place, one.nodes))
+            replace(one, is_dead_end=True) if paths.is_dead_end(place, one.nodes) else one
             for place, one in enumerate(decided)
         ]
 

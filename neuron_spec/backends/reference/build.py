@@ -18,7 +18,7 @@ from neuron_spec.backends.reference.drafting import DraftParts, drafter_of
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.machine import machine
 from neuron_spec.backends.reference.models import HEADS, Target
-from neuron_spec.backends.reference.native.choice import native_of
+from neuron_spec.backends.reference.native.choice import is_to_compile, native_of
 from neuron_spec.backends.reference.pin_check import PinCheck
 from neuron_spec.backends.reference.pinned import PinnedShape
 from neuron_spec.backends.reference.scoring import PinnedScore, WideScore
@@ -53,9 +53,16 @@ class ReferenceBackend:
 
     def preview(self, spec: BuildSpec, destination: Path) -> BuildPreview:
         """See `build`."""
+        kernels = ("compile kernels, once a machine",) if is_to_compile(spec) else ()
         models = "target and draft" if spec.draft.model else "target"
         check = ("compare logits of pinned shapes",) if spec.verification.pin_shapes else ()
-        phases = (f"load {models}", "one prefill and one step", *check, f"write {PROGRAM}")
+        phases = (
+            *kernels,
+            f"load {models}",
+            "one prefill and one step",
+            *check,
+            f"write {PROGRAM}",
+        )
         return BuildPreview(phases)
 
     def build(

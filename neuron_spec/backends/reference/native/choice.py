@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
-from neuron_spec.backends.reference.native.compiler import kernels
+from neuron_spec.backends.reference.native.compiler import kernels, library_path
 from neuron_spec.backends.reference.native.library import Native
 from neuron_spec.errors import BackendError, UserError
 from neuron_spec.spec.schema import BuildSpec
@@ -29,7 +29,7 @@ def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
     """
     reference, shape = spec.reference, spec.shape
     is_int8 = "int8" in (reference.target_weights if model == "target" else reference.draft_weights)
-    if reference.device != "cpu" or reference.kernels == "eager" or reference.dtype == "float16":
+    if not _wants_kernels(spec):
         return None
     try:
         compiled = kernels()
@@ -46,3 +46,14 @@ def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
     if spec.verification.pin_shapes:
         max_rows = max(max_rows, shape.batch_size * (spec.num_draft_tokens + 1))
     return Native(compiled, None if is_int8 else max_rows, is_int8=is_int8)
+
+
+def is_to_compile(spec: BuildSpec) -> bool:
+    """Whether the kernels are wanted and not there yet."""
+    return _wants_kernels(spec) and not library_path().is_file()
+
+
+def _wants_kernels(spec: BuildSpec) -> bool:
+    reference = spec.reference
+    is_eager = reference.kernels == "eager" or reference.dtype == "float16"
+    return reference.device == "cpu" and not is_eager
