@@ -6,7 +6,11 @@
 #             with AWS's Neuron packages, neuron-spec, pytest and pytest-timeout
 # make check  lint, types, import contract, README against the program
 # make bench  speculation on against off, and against transformers, in one run; what HTTP costs; then
-#             the next four
+#             the next seven
+# make bench-peers  every draft method, transformers, llama.cpp and vLLM on the same weights
+#             (LLAMA_PYTHON=, VLLM_PYTHON=: interpreters that have llama-cpp-python and vllm)
+# make bench-steps  a step's time by batch and context, its overhead, prompts against transformers
+# make bench-start  from a new process to the first token
 # make bench-drafters  acceptance length of every drafter by kind of work
 # make bench-by-load  draft length by load against always on and always off; the plan against what is
 #             measured
@@ -15,7 +19,8 @@
 # make soak   a server under 200 clients for five minutes; SOAK_SECONDS=60 for less
 
 .PHONY: demo test test-slow test-neuron check soak clean
-.PHONY: bench bench-drafters bench-by-load bench-pinned bench-prepare
+.PHONY: bench bench-peers bench-steps bench-start bench-drafters bench-by-load bench-pinned
+.PHONY: bench-prepare
 
 BIN := .venv/bin
 

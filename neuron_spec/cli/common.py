@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from neuron_spec.errors import readable
-from neuron_spec.files import Progress
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rich takes as long as everything else that `--help` needs
+    from rich.console import Console
+
     from neuron_spec.backends.neuron.config import NxdiConfig
+    from neuron_spec.files import Progress
     from neuron_spec.preflight.findings import Finding
 
 PROGRESS_MIN_BYTES = 1 << 20  # smaller work is done before a bar could be read
@@ -27,12 +27,18 @@ PROGRESS_MIN_BYTES = 1 << 20  # smaller work is done before a bar could be read
 
 def out() -> Console:
     """Results."""
-    return Console(highlight=False, soft_wrap=True)
+    return _console()
 
 
 def err() -> Console:
     """Everything that is not a result."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return _console(stderr=True)
+
+
+def _console(**options: Any) -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True, **options)
 
 
 def spec_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,6 +71,8 @@ def print_json(data: Any) -> None:
 
 def plain(text: str) -> str:
     """Text that may come from somebody's file, for a console: neither markup nor controls in it."""
+    from rich.markup import escape
+
     return escape(readable(text))
 
 
@@ -157,7 +165,7 @@ def _bars(stream: TextIO) -> Iterator[Progress]:
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        console=Console(file=stream, highlight=False, soft_wrap=True),
+        console=_console(file=stream),
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,

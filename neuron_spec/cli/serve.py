@@ -161,7 +161,7 @@ def _serve(artifact: Path, host: str, listening: Any, options: dict[str, Any]) -
     if not options["no_warm_up"]:
         start = time.monotonic()
         with progress_bars() as report:
-            count = warm_up(session.speculator, session.draft_length, report=report)
+            count = warm_up(session, report=report)
         say(f"warmed up: {count} passes in {time.monotonic() - start:.1f} s")
     session.cache_prefixes(options["prefix_cache_mb"] << 20)
     app = create_app(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from neuron_spec.checkpoints.model_config import read_config
 from neuron_spec.engine.pieces import byte_level_bytes, sentencepiece_bytes
-from neuron_spec.errors import CheckpointError, RequestError
+from neuron_spec.errors import RequestError
 
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
@@ -40,35 +39,61 @@ class Tokenizer(Protocol):
         beyond the tokenizer's."""
 
 
+class Codec(Protocol):
+    """How a model's directory says that text is encoded; for several threads at once."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be encoded."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids that stand for something, added tokens included."""
+
+    @property
+    def added(self) -> Mapping[int, str]:
+        """Tokens beside the pieces of the vocabulary."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends an output."""
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether pieces are written in the byte alphabet."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Ids of a text, with the tokens that the model wants around it."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """Ids of a conversation in its template; nothing is added to what the template writes."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str | None]:
+        """As the vocabulary writes them; None for ids beyond the tokenizer's."""
+
+
 class ModelTokenizer:
     """The tokenizer stored beside a model's weights."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        # Fast tokenizers refuse to be used by two threads at once.
-        self._lock, self._prompt_lock = threading.Lock(), threading.Lock()
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        return self._loaded()
+    def _codec(self) -> Codec:
+        from neuron_spec.engine.plain_tokenizer import open_plain
 
-    @cached_property
-    def _prompt_tokenizer(self) -> Any:
-        """One more: a prompt of megabytes takes seconds, and must not hold up others' outputs."""
-        return self._loaded()
+        if (plain := open_plain(self._directory)) is not None:
+            return plain
+        from neuron_spec.engine.transformers_tokenizer import TransformersTokenizer
 
-    def _loaded(self) -> Any:
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(str(self._directory), trust_remote_code=False)
-        except Exception as error:  # which, depends on what else is installed
-            raise CheckpointError(
-                f"no usable tokenizer: {(str(error) or repr(error)).splitlines()[0]}",
-                where=self._directory,
-                expected="tokenizer.json (or the family's own tokenizer files)",
-                mend="copy the tokenizer files of the target beside its weights",
-            ) from error
+        return TransformersTokenizer(self._directory)
 
     @cached_property
     def stop_token_ids(self) -> frozenset[int]:
@@ -76,8 +101,8 @@ class ModelTokenizer:
         configured = read_config(self._directory).eos_token_ids
         if configured:
             return frozenset(configured)
-        eos = self._tokenizer.eos_token_id
-        return frozenset() if eos is None else frozenset({int(eos)})
+        eos = self._codec.eos_token_id
+        return frozenset() if eos is None else frozenset({eos})
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Ids of a prompt; a conversation goes through the chat template, once.
@@ -87,8 +112,7 @@ class ModelTokenizer:
         """
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
-            with self._prompt_lock:
-                return tuple(self._prompt_tokenizer(prompt)["input_ids"])
+            return tuple(self._codec.encode(prompt))
         parts = list(prompt)
         if parts and isinstance(parts[0], dict):
             return self._encode_chat(parts)
@@ -96,53 +120,36 @@ class ModelTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        with self._lock:
-            return str(
-                self._tokenizer.decode(
-                    list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-                )
-            )
+        return self._codec.decode(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token; an added or special token is its own name."""
-        if (added := self._added_tokens.get(token_id)) is not None:
+        if (added := self._codec.added.get(token_id)) is not None:
             return added.encode("utf-8", "replace")
-        with self._lock:
-            piece = self._tokenizer.convert_ids_to_tokens(token_id)
+        (piece,) = self._codec.pieces([token_id])
         # None beyond the tokenizer's ids, as in a padded embedding.
-        return b"" if piece is None else self._piece_bytes(str(piece))
+        return b"" if piece is None else self._piece_bytes(piece)
 
     def vocabulary(self) -> list[bytes]:
         """See `Tokenizer.vocabulary`."""
         size = read_config(self._directory).vocab_size
-        with self._lock:
-            known = min(size, len(self._tokenizer))
-            pieces = self._tokenizer.convert_ids_to_tokens(list(range(known)))
-            named = set(self._tokenizer.all_special_ids)
-            decoder = self._tokenizer.added_tokens_decoder
-        special = named | {token_id for token_id, added in decoder.items() if added.special}
-        added = self._added_tokens
+        known = min(size, self._codec.num_tokens)
+        pieces, special = self._codec.pieces(range(known)), self._codec.special_ids
+        added = self._codec.added
         return [
             b""
             if token_id in special or piece is None
             else (
                 added[token_id].encode("utf-8", "replace")
                 if token_id in added
-                else self._piece_bytes(str(piece))
+                else self._piece_bytes(piece)
             )
             for token_id, piece in enumerate(pieces)
         ] + [b""] * (size - known)
 
-    @cached_property
-    def _added_tokens(self) -> dict[int, str]:
-        with self._lock:
-            added = self._tokenizer.get_added_vocab()
-        return {token_id: text for text, token_id in added.items()}
-
-    @cached_property
+    @property
     def _piece_bytes(self) -> Callable[[str], bytes]:
-        decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
-        return byte_level_bytes if "ByteLevel" in repr(decoder) else sentencepiece_bytes
+        return byte_level_bytes if self._codec.is_byte_level else sentencepiece_bytes
 
     def _checked_ids(self, ids: list[Any]) -> tuple[int, ...]:
         size = read_config(self._directory).vocab_size
@@ -154,9 +161,7 @@ class ModelTokenizer:
         return tuple(ids)
 
     def _encode_chat(self, messages: list[Any]) -> tuple[int, ...]:
-        import jinja2
-
-        if self._prompt_tokenizer.chat_template is None:
+        if not self._codec.has_chat_template:
             raise RequestError(
                 "the target's tokenizer has no chat template",
                 field="messages",
@@ -164,16 +169,7 @@ class ModelTokenizer:
             )
         values = [value for turn in messages if isinstance(turn, dict) for value in turn.values()]
         check_text("".join(map(str, values)), "messages")
-        try:
-            with self._prompt_lock:
-                ids = self._prompt_tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, tokenize=True, return_dict=False
-                )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
-            raise RequestError(
-                f"the chat template refuses it: {error}", field="messages"
-            ) from error
-        return tuple(ids)
+        return tuple(self._codec.encode_chat(messages))
 
 
 def check_text(text: str, field: str) -> None:

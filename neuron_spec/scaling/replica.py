@@ -22,6 +22,7 @@ from neuron_spec.scaling.settings import ScaleOut
 from neuron_spec.serving.app import create_app, health
 from neuron_spec.serving.gateway import Gate, path_of
 from neuron_spec.serving.logs import log_config
+from neuron_spec.serving.server import keep_pauses_short
 from neuron_spec.serving.settings import API_KEYS_VARIABLE, ServerSettings, read_api_keys
 
 Gather = Callable[[], Awaitable[list[dict[str, Any]]]]
@@ -40,8 +41,9 @@ def load_app(settings: ScaleOut) -> FastAPI:
     artifact = open_artifact(settings.artifact)
     session = open_session(artifact)
     if settings.warm_up:
-        warm_up(session.speculator, session.draft_length)
+        warm_up(session)
     session.cache_prefixes(settings.prefix_cache_mb << 20)
+    keep_pauses_short()
     return create_app(
         artifact,
         session=session,

@@ -24,6 +24,7 @@ from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import FailEvent, FinishEvent, TokenEvent
 from neuron_spec.engine.loop import PREFILL_TOKENS_PER_ROUND, DecodeLoop
 from neuron_spec.engine.request import Request
+from neuron_spec.engine.session import Session
 from neuron_spec.engine.warmup import warm_up
 
 PIECE = 100
@@ -239,9 +240,7 @@ def test_warming_up_leaves_everything_as_it_was(folder: Path) -> None:
     session = load(compile_model(spec, prepare(spec, folder / "w"), folder / "warm").directory)
     before = session.generate([5, 6, 7], max_new_tokens=10).token_ids
     told: list[tuple[int, int]] = []
-    done = warm_up(
-        session.speculator, session.draft_length, report=lambda _, *pair: told.append(pair)
-    )
+    done = warm_up(session, report=lambda _, *pair: told.append(pair))
     # Prompts of 1 and 128 tokens; k of 0, 1 and 3 with one row and with two.
     assert done == 2 + 3 * 2
     assert told == [(count, 8) for count in range(1, 9)]
@@ -258,6 +257,6 @@ def test_without_pieces_every_bucket_is_warmed() -> None:
             lengths.append(len(prompt_ids))
             return super().prefill(slot, prompt_ids, decoding)
 
-    warm_up(Whole({(1,): [1] * 2000}, limits=LIMITS), DraftLength.constant(2))
+    warm_up(Session(Whole({(1,): [1] * 2000}, limits=LIMITS), WordTokenizer()))
     assert lengths[:5] == [1, 128, 256, 512, 1000]
     assert set(lengths[5:]) == {1}
