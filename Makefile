@@ -8,7 +8,7 @@
 # make bench  speculation on against off, and against transformers, in one run; what HTTP costs; then
 #             the next seven
 # make bench-peers  every draft method, transformers, llama.cpp and vLLM on the same weights
-#             (LLAMA_PYTHON=, VLLM_PYTHON=: interpreters that have llama-cpp-python and vllm)
+#             (LLAMA_PYTHON=, VLLM_PYTHON=: interpreters that have them; DTYPE=bfloat16)
 # make bench-steps  a step's time by batch and context, its overhead, prompts against transformers
 # make bench-start  from a new process to the first token
 # make bench-drafters  acceptance length of every drafter by kind of work
@@ -64,6 +64,26 @@ bench:
 	@$(BIN)/python tests/benchmarks/serving.py
 	@$(BIN)/python tests/benchmarks/by_load.py
 	@$(BIN)/python tests/benchmarks/pinned.py --dtype bfloat16
+	@$(BIN)/python tests/benchmarks/steps.py
+	@$(BIN)/python tests/benchmarks/start.py
+	@$(MAKE) --no-print-directory bench-peers
+
+LLAMA_PYTHON ?= $(BIN)/python
+VLLM_PYTHON ?= $(BIN)/python
+DTYPE ?= float32
+
+bench-peers:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/peers.py --dtype $(DTYPE) \
+		--llama-python $(LLAMA_PYTHON) --vllm-python $(VLLM_PYTHON)
+
+bench-steps:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/steps.py
+
+bench-start:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/start.py
 
 bench-drafters:
 	@.ci/setup dev

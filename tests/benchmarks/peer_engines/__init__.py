@@ -1,0 +1,1 @@
+"""What `peers.py` beside this folder measures with."""
