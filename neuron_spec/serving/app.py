@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neuron_spec.artifacts import Artifact
@@ -19,7 +20,7 @@ from neuron_spec.serving.errors import add_error_handlers
 from neuron_spec.serving.gateway import Gate, Gateway
 from neuron_spec.serving.model import ServedModel, respond
 from neuron_spec.serving.openapi import ANSWERS, ERRORS
-from neuron_spec.serving.page import add_page
+from neuron_spec.serving.page import add_docs, add_page
 from neuron_spec.serving.settings import ServerSettings
 from neuron_spec.serving.streaming import Batches, Endpoint
 from neuron_spec.serving.wire import ChatRequest, CompletionRequest
@@ -100,16 +101,20 @@ def _app(load: Callable[[], ServedModel], settings: ServerSettings) -> FastAPI:
     async def life(app: FastAPI) -> AsyncIterator[None]:
         model = load()
         model.worker.start()
+        await run_in_threadpool(int)  # no request waits for what Starlette imports at first use
         app.state.model = model
         yield
-        await asyncio.to_thread(model.worker.stop)
+        await model.close()
 
-    app = _GatedApp(title="neuron-spec", version=__version__, lifespan=life)
+    app = _GatedApp(
+        title="neuron-spec", version=__version__, lifespan=life, docs_url=None, redoc_url=None
+    )
     app.settings, app.gate = settings, Gate()
     add_error_handlers(app)
     _add_answers(app)
     _add_state(app)
     add_page(app)
+    add_docs(app)
     return app
 
 

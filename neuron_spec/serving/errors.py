@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 
 from neuron_spec.errors import NeuronSpecError, RequestError
 
+_MAX_TOLD = 16  # faults of one request
+_LONGEST_NAME = 200
 _TYPE_NAME = re.compile(r"str|int|float|bool|(list|constrained-str|function-\w+)\[.*\]")
 
 
@@ -65,17 +67,20 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     faults = error.errors() if isinstance(error, RequestValidationError) else []
     if any(fault["type"] == "json_invalid" for fault in faults):
         return error_response(f"the body is not JSON: {faults[0]['ctx']['error']}", 400)
-    fields = [_field(fault["loc"]) for fault in faults]
-    message = "; ".join(
-        f"{field or 'body'}: {fault['msg']}" for field, fault in zip(fields, faults, strict=True)
-    )
-    return error_response(message, 400, param=next(iter(fields), None))
+    told = faults[:_MAX_TOLD]
+    fields = [_field(fault["loc"]) for fault in told]
+    lines = [
+        f"{field or 'body'}: {fault['msg']}" for field, fault in zip(fields, told, strict=True)
+    ]
+    if len(faults) > len(told):
+        lines.append(f"and {len(faults) - len(told)} more")
+    return error_response("; ".join(lines), 400, param=next(iter(fields), None))
 
 
 def _field(location: Sequence[int | str]) -> str | None:
     """Dotted name of a field, up to where pydantic goes on with a type's name."""
     parts = takewhile(lambda part: not _TYPE_NAME.fullmatch(part), map(str, location[1:]))
-    return ".".join(parts) or None
+    return ".".join(parts)[:_LONGEST_NAME] or None
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import re
 import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from neuron_spec.serving.errors import error_response
+from neuron_spec.serving.ids import Ids
 from neuron_spec.serving.settings import ServerSettings
 
 access_log = logging.getLogger("neuron_spec.access")
@@ -34,24 +35,42 @@ class Gate:
         self.is_closed = False
 
 
+class Entrance:
+    """Lets requests in one by one, in the order they came; between two of them the event loop does
+    whatever else there is. Where hundreds come at once, nobody waits until all are read."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def pass_through(self) -> None:
+        """Returns when it is the caller's turn."""
+        async with self._turn:
+            await asyncio.sleep(0)
+
+
 class Gateway:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings, gate: Gate) -> None:
         self._app, self._gate = app, gate
+        self._ids, self._entrance = Ids(), Entrance()
         self._max_body_bytes = settings.max_body_bytes
         self._key_digests = [_digest(key.encode()) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
+            if scope["type"] == "lifespan":  # of an event loop, to which a lock belongs
+                self._entrance = Entrance()
             await self._app(scope, receive, send)
             return
-        passage = _Passage(scope, receive, send, self._max_body_bytes)
+        passage = _Passage(scope, receive, send, self._max_body_bytes, new_id=self._ids.new)
         is_work = scope["method"] == "POST"
         self._gate.num_open += is_work
         try:
             refusal = self._refusal(scope, passage)
+            if is_work and not refusal:
+                await self._entrance.pass_through()
             inner: ASGIApp = refusal or self._app
             await inner(scope, passage.receive, passage.send)
         finally:
@@ -92,7 +111,15 @@ def _digest(key: bytes) -> bytes:
 class _Passage:
     """One request and its response on their way through."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body_bytes: int,
+        *,
+        new_id: Callable[[], str],
+    ) -> None:
         self.headers = Headers(scope=scope)
         self._scope, self._receive, self._send = scope, receive, send
         self._max_body_bytes, self._num_body_bytes = max_body_bytes, 0
@@ -100,7 +127,7 @@ class _Passage:
         self._status: int | None = None
         self._is_complete = False
         given = self.headers.get("x-request-id", "")
-        self._request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self._request_id = given if _REQUEST_ID.fullmatch(given) else new_id()
         scope.setdefault("state", {})["request_id"] = self._request_id
 
     @property

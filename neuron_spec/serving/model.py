@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from neuron_spec.engine.events import FinishEvent
@@ -15,6 +16,7 @@ from neuron_spec.errors import RequestError
 from neuron_spec.metrics.prometheus import ServerMetrics
 from neuron_spec.serving.choices import requests_of
 from neuron_spec.serving.errors import UnavailableError
+from neuron_spec.serving.ids import Ids
 from neuron_spec.serving.settings import ServerSettings
 from neuron_spec.serving.streaming import Answer, Batches, Endpoint, chunks, whole
 from neuron_spec.serving.wire import ChatRequest, CommonRequest, CompletionRequest
@@ -22,6 +24,8 @@ from neuron_spec.serving.worker import EngineWorker
 
 _RECENT = 0.2  # weight of the newest request in the mean duration
 _LONGEST_WAIT_S = 60
+_ENCODING_THREADS = 4
+_SCHEMA_THREADS = 8  # more than are compiled at once: those beyond are told so, in time
 
 
 class ServedModel:
@@ -45,6 +49,16 @@ class ServedModel:
             name, loop.totals, lambda: (self.worker.num_running, self.worker.num_waiting)
         )
         self._created, self._given_card, self._mean_s = int(time.time()), card, 1.0
+        self._ids = Ids()
+        # Two, so that whoever waits for a schema's grammar holds up nobody else.
+        self._encoders = ThreadPoolExecutor(_ENCODING_THREADS, "neuron-spec-encode")
+        self._compilers = ThreadPoolExecutor(_SCHEMA_THREADS, "neuron-spec-schemas")
+
+    async def close(self) -> None:
+        """End what runs."""
+        for threads in (self._encoders, self._compilers):
+            threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.worker.stop)
 
     def card(self) -> dict[str, Any]:
         """The entry in /v1/models."""
@@ -91,12 +105,15 @@ class ServedModel:
         # Before any work is done for it, and again after, when others may have come.
         self._check_room(wire, len(wire.prompts()) * (wire.n or 1))
         # In a thread, so that tokenizing a long prompt does not hold up the event loop.
-        requests = await asyncio.to_thread(requests_of, wire, self._session)
+        threads = self._compilers if wire.wants_grammar else self._encoders
+        home = asyncio.get_running_loop()
+        requests = await home.run_in_executor(threads, requests_of, wire, self._session)
         self._check_room(wire, len(requests))
         prompts = requests[:: wire.n or 1]
         answer = Answer(
             endpoint,
             self.name,
+            self._ids.new(),
             num_prompt_tokens=sum(len(request.prompt_ids) for request in prompts),
             echoes=self._echoes(wire, requests),
             token_bytes=None if wire.num_logprobs is None else self._session.tokenizer.token_bytes,

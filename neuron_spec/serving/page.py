@@ -1,10 +1,13 @@
-"""The page at `/`: static files that talk to this server's own API and to nobody else."""
+"""The pages at `/` and `/docs`: static files that talk to this server's own API and to nobody
+else."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import fastapi_offline  # only its files: Swagger UI
 from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
@@ -49,3 +52,21 @@ def add_page(app: FastAPI) -> None:
         return await files.get_response("page.html", http.scope)
 
     app.mount("/static", files)
+
+
+def add_docs(app: FastAPI) -> None:
+    """Serve Swagger UI on the OpenAPI document, without asking any other server for its parts."""
+    files = StaticFiles(packages=[(fastapi_offline.__name__, "static")])
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(http: Request) -> Response:
+        prefix = http.scope.get("root_path", "")
+        return get_swagger_ui_html(
+            openapi_url=f"{prefix}{app.openapi_url}",
+            title=app.title,
+            swagger_js_url=f"{prefix}/docs/files/swagger-ui-bundle.js",
+            swagger_css_url=f"{prefix}/docs/files/swagger-ui.css",
+            swagger_favicon_url=f"{prefix}/static/icon.svg",
+        )
+
+    app.mount("/docs/files", files)

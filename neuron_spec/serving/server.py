@@ -8,12 +8,14 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
 from neuron_spec.errors import BackendError, UserError
-from neuron_spec.serving.logs import log_config
+from neuron_spec.serving.logs import flush_logs, log_config
 from neuron_spec.serving.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,15 @@ class DrainingServer(uvicorn.Server):
         self._told_at: float | None = None
         self.has_failed = False
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See uvicorn, which raises the signals again in the end: that may be the process's."""
+        with super().capture_signals():
+            try:
+                yield
+            finally:
+                flush_logs()
+
     async def on_tick(self, counter: int) -> bool:
         """Called every 0.1 s; True ends the server."""
         worker, gate = self._app.state.model.worker, self._app.gate  # type: ignore[attr-defined]
@@ -87,7 +98,7 @@ class DrainingServer(uvicorn.Server):
         return is_over or not gate.num_open
 
 
-def _keep_pauses_short() -> None:
+def keep_pauses_short() -> None:
     """What lives as long as the process is not looked through for garbage again and again, and the
     event loop need not wait long for the engine's thread to hand over the interpreter."""
     gc.collect()
@@ -105,7 +116,7 @@ def serve(
         KeyboardInterrupt: after the drain, where Ctrl-C was what told it.
     """
     logging.captureWarnings(True)
-    _keep_pauses_short()
+    keep_pauses_short()
     server = DrainingServer(app, settings=settings, log_form=log_form)
     server.run(sockets=[listening])
     if server.has_failed:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from neuron_spec.engine.events import Event, FinishEvent, TokenEvent
@@ -38,6 +38,7 @@ class Answer:
     """One response: what all its chunks share, and what has been counted so far.
 
     Attributes:
+        identifier: of this response alone.
         num_prompt_tokens: of all prompts, each counted once however many choices it has.
         choices_per_prompt: OpenAI's `n`.
         echoes: text before every choice, the prompt where `echo` asks for it.
@@ -49,6 +50,7 @@ class Answer:
 
     endpoint: Endpoint
     model: str
+    identifier: str
     num_prompt_tokens: int
     echoes: Sequence[str] = ("",)
     token_bytes: TokenBytes | None = None
@@ -56,7 +58,6 @@ class Answer:
     tells_running_usage: bool = False
     tells_tokens: bool = False
     choices_per_prompt: int = 1
-    identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
@@ -77,6 +78,11 @@ class Answer:
             "created": self.created,
             "model": self.model,
         }
+
+    @cached_property
+    def chunk_head(self) -> str:
+        """What all chunks begin with, as JSON without its closing brace."""
+        return json.dumps(self.head(is_chunk=True))[:-1]
 
     def take(self, index: int, events: Sequence[Event]) -> None:
         """Count a batch."""
@@ -197,8 +203,8 @@ def _chunk(
     finish_reason: str | None = None,
 ) -> str:
     choice = {**answer.choice(index, content, tokens), "finish_reason": finish_reason}
-    usage = {"usage": answer.usage()} if answer.tells_running_usage else {}
-    return _sse({**answer.head(is_chunk=True), "choices": [choice], **usage})
+    usage = f', "usage": {json.dumps(answer.usage())}' if answer.tells_running_usage else ""
+    return f'data: {answer.chunk_head}, "choices": [{json.dumps(choice)}]{usage}}}\n\n'
 
 
 def _sse(data: dict[str, Any]) -> str:

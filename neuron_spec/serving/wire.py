@@ -8,9 +8,11 @@ Beside OpenAI's fields stand vLLM's extra ones (`top_k`, `min_p`, `repetition_pe
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from neuron_spec.engine.request import MAX_LOGPROBS
 from neuron_spec.engine.tokenizer import Prompt
@@ -18,6 +20,7 @@ from neuron_spec.errors import RequestError
 
 _TEXT = {"type": "text"}
 MAX_CHOICES = 128  # a prompt, as in the OpenAI API
+MAX_PROMPTS = 2048  # as in the OpenAI API
 MAX_BIASES = 1024  # every step goes through all of them, while others wait for it
 _SAMPLING_FIELDS = (
     "top_p",
@@ -31,10 +34,38 @@ _SAMPLING_FIELDS = (
 )
 
 
+_MAX_UNKNOWN = 4  # fields that are named in the answer
+# A list is refused at its first fault: to find and to tell a million takes longer than any answer,
+# and nobody else is served meanwhile.
+_Ids = Annotated[list[int], Field(fail_fast=True)]
+
+
 class WireModel(BaseModel):
     """Unknown fields are refused with their names; "1" is no number and 1 no truth value."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, data: Any) -> Any:
+        """However many there are, only the first of the unknown fields are gone through."""
+        known = cls.model_fields
+        if not isinstance(data, dict) or len(data) <= len(known):
+            return data
+        unknown = ((name, value) for name, value in data.items() if name not in known)
+        kept = {name: data[name] for name in known if name in data}
+        return kept | dict(islice(unknown, _MAX_UNKNOWN))
+
+
+def _few_biases(biases: Any) -> Any:
+    """Refused before they are gone through."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise PydanticCustomError(
+            "too_many",
+            "too many token ids: {found}, expected at most {most}",
+            {"found": len(biases), "most": MAX_BIASES},
+        )
+    return biases
 
 
 class StreamOptions(WireModel):
@@ -56,8 +87,8 @@ class CommonRequest(WireModel):
     include_acceptance: bool | None = None
     include_tokens: bool | None = None  # every token with its origin
     speculate: bool | None = None  # false: nothing is drafted for this request
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=4)] | None = None
+    stop_token_ids: _Ids | None = None
     ignore_eos: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -66,7 +97,7 @@ class CommonRequest(WireModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_few_biases)] | None = None
     min_tokens: int | None = None
     seed: int | None = None
     user: str | None = None  # the caller's own label
@@ -81,6 +112,11 @@ class CommonRequest(WireModel):
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are told; None for no log-probabilities."""
+
+    @property
+    def wants_grammar(self) -> bool:
+        """Whether the output is held to a format."""
+        return self.response_format not in (None, _TEXT)
 
     @property
     def wants_acceptance(self) -> bool:
@@ -127,7 +163,7 @@ class CommonRequest(WireModel):
             "ignore_eos": bool(self.ignore_eos),
             "max_new_tokens": self.output_limit,
             "logprobs": self.num_logprobs,
-            "response_format": None if self.response_format == _TEXT else self.response_format,
+            "response_format": self.response_format if self.wants_grammar else None,
         }
 
     def _check(self) -> None:
@@ -143,7 +179,12 @@ class CommonRequest(WireModel):
 class CompletionRequest(CommonRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: (
+        str
+        | _Ids
+        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+        | Annotated[list[_Ids], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+    )
     max_tokens: int | None = Field(16, ge=0)  # OpenAI's default
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
@@ -193,7 +234,7 @@ class ChatMessage(WireModel):
     """One turn; content may come in text parts."""
 
     role: Literal["system", "user", "assistant", "developer", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
 
     def flat(self) -> dict[str, str]:
@@ -206,7 +247,7 @@ class ChatMessage(WireModel):
 class ChatRequest(CommonRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     max_tokens: int | None = Field(None, ge=0)
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool | None = None
@@ -234,13 +275,6 @@ class ChatRequest(CommonRequest):
 
 
 def _bias_by_id(logit_bias: dict[str, float]) -> dict[int, float]:
-    if len(logit_bias) > MAX_BIASES:
-        raise RequestError(
-            "too many token ids",
-            field="logit_bias",
-            found=len(logit_bias),
-            expected=f"at most {MAX_BIASES}",
-        )
     for key in logit_bias:
         if not (key.isascii() and key.isdecimal() and len(key) < 20):
             raise RequestError(

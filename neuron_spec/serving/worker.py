@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
 import threading
@@ -11,14 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
-from neuron_spec.engine.events import Event, FailEvent, FinishEvent, LoopEvent, TokenEvent
+from neuron_spec.engine.events import FailEvent, FinishEvent, LoopEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.errors import BackendError, NeuronSpecError
-from neuron_spec.serving.errors import UnavailableError
-from neuron_spec.serving.streaming import Batch
+from neuron_spec.serving.batches import EventBatches, Mailbox, Post
 
 logger = logging.getLogger(__name__)
 
@@ -26,15 +23,13 @@ MAX_FAILURES = 3
 """Rounds in a row that may fail before the engine is taken for broken: it then says so in /health,
 and tries on."""
 
-Deliver = Callable[[Sequence[LoopEvent] | Exception], None]
-
 
 @dataclass
 class _Submission:
     """A request on its way; all but `is_open` belongs to the engine's thread."""
 
     request: Request
-    deliver: Deliver
+    mailbox: Mailbox
     request_id: int | None = None
     is_open: bool = True
 
@@ -105,14 +100,13 @@ class EngineWorker:
         """
         return EventBatches(self, requests, timeout_s)
 
-    def hand_in(self, request: Request, deliver: Deliver) -> Callable[[], None]:
-        """Queue a request whose events go to `deliver` in the engine's thread; returns what cancels
-        it.
+    def hand_in(self, request: Request, mailbox: Mailbox) -> Callable[[], None]:
+        """Queue a request whose events go to `mailbox`; returns what cancels it.
 
         Raises:
             BackendError: the engine has stopped.
         """
-        submission = _Submission(request, deliver)
+        submission = _Submission(request, mailbox)
         if not self._put(partial(self._submit, submission), num_new=1):
             raise BackendError("the engine has stopped")
         # The inbox keeps order: who leaves at once is cancelled after being taken in.
@@ -138,7 +132,9 @@ class EngineWorker:
             submission.request_id = self._loop.submit(submission.request)
         except Exception as error:
             self._end(submission)
-            submission.deliver(error)
+            post = Post()
+            post.add(submission.mailbox, error)
+            post.send()
         else:
             self._taken_in[submission.request_id] = submission
 
@@ -180,6 +176,7 @@ class EngineWorker:
         by_request: defaultdict[int, list[LoopEvent]] = defaultdict(list)
         for event in events:
             by_request[event.request_id].append(event)
+        post = Post()
         for request_id, own in by_request.items():
             self._note(own[-1])
             submission = self._taken_in.get(request_id)
@@ -187,7 +184,8 @@ class EngineWorker:
                 continue
             if not isinstance(own[-1], TokenEvent):
                 self._end(self._taken_in.pop(request_id))
-            submission.deliver(own)
+            post.add(submission.mailbox, own)
+        post.send()
 
     def _note(self, event: LoopEvent) -> None:
         if isinstance(event, FailEvent):
@@ -210,85 +208,11 @@ class EngineWorker:
         self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
+        post = Post()
         for submission in self._taken_in.values():
             self._end(submission)
             # One each: a raised error keeps its raiser's traceback.
-            submission.deliver(BackendError(reason))
+            post.add(submission.mailbox, BackendError(reason))
+        post.send()
         self._taken_in.clear()
         self._loop.close()
-
-
-class EventBatches:
-    """What happens to requests that run side by side, for one reader in one event loop.
-
-    Reading raises `RequestError` for a request that can never run, `BackendError` where the backend
-    failed or the server is stopping, and `UnavailableError` when the time is over. All of them, and
-    a reader that is cancelled, cancel what still runs.
-    """
-
-    def __init__(
-        self, worker: EngineWorker, requests: Sequence[Request], timeout_s: float | None
-    ) -> None:
-        self._arrivals: asyncio.Queue[tuple[int, Sequence[LoopEvent] | Exception]] = asyncio.Queue()
-        self._home = asyncio.get_running_loop()
-        self._cancels: dict[int, Callable[[], None]] = {}
-        self._alarm = None
-        try:
-            for index, request in enumerate(requests):
-                self._cancels[index] = worker.hand_in(request, partial(self._deliver, index))
-        except BaseException:
-            self._cancel_all()
-            raise
-        if timeout_s is not None:
-            late = (0, _out_of_time(timeout_s))
-            self._alarm = self._home.call_later(timeout_s, self._arrivals.put_nowait, late)
-
-    def __aiter__(self) -> EventBatches:
-        return self
-
-    async def __anext__(self) -> Batch:
-        """The next batch of any of the requests."""
-        if not self._cancels:
-            self._cancel_all()
-            raise StopAsyncIteration
-        try:
-            index, events = await self._arrivals.get()
-            last = _checked(events)
-        except BaseException:
-            self._cancel_all()
-            raise
-        if isinstance(last, FinishEvent):
-            self._cancels.pop(index)
-        return index, cast(Sequence[Event], events)
-
-    async def aclose(self) -> None:
-        """Cancel what still runs."""
-        self._cancel_all()
-
-    def _deliver(self, index: int, events: Sequence[LoopEvent] | Exception) -> None:
-        """Called in the engine's thread."""
-        with suppress(RuntimeError):  # the reader's event loop has ended: nobody listens
-            self._home.call_soon_threadsafe(self._arrivals.put_nowait, (index, events))
-
-    def _cancel_all(self) -> None:
-        if self._alarm:
-            self._alarm.cancel()
-        for cancel in self._cancels.values():
-            cancel()
-        self._cancels.clear()
-
-
-def _checked(events: Sequence[LoopEvent] | Exception) -> LoopEvent:
-    """The last of a batch; failures are raised."""
-    if isinstance(events, Exception):
-        raise events
-    last = events[-1]
-    if isinstance(last, FailEvent):
-        if isinstance(last.error, NeuronSpecError):
-            raise last.error
-        raise BackendError(f"the backend failed: {last.error}") from last.error
-    return last
-
-
-def _out_of_time(timeout_s: float) -> UnavailableError:
-    return UnavailableError(f"no answer within {timeout_s:g} s (--request-timeout)", status=504)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import fleet
 import pytest
 from served import COMPLETIONS, MODEL, TestClient, any_app, wait_until
 
@@ -119,3 +122,19 @@ def test_limits_reach_the_server() -> None:
     server = server_settings(settings)
     limits = (server.max_body_bytes, server.max_waiting, server.request_timeout_s)
     assert limits == (1 << 19, 3, 9)
+
+
+def test_a_replica_keeps_pauses_short_as_the_server_does(tmp_path: Path) -> None:
+    artifact = fleet.build(tmp_path)
+    code = (
+        "import gc, sys\n"
+        "from neuron_spec.scaling.replica import load_app\n"
+        "from neuron_spec.scaling.settings import ScaleOut\n"
+        "load_app(ScaleOut(artifact=sys.argv[1], warm_up=False))\n"
+        "print(sys.getswitchinterval(), gc.get_freeze_count() > 10_000)\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(artifact.directory)],
+        check=True, capture_output=True, text=True, timeout=100,
+    ).stdout  # fmt: skip
+    assert told.split() == ["0.001", "True"]

@@ -159,8 +159,10 @@ def test_clients_that_hang_up_free_their_slots() -> None:
 
 def under_load(server: Live, speculator: AnySpeculator, threads: ThreadPoolExecutor) -> list[Any]:
     request = {**LONG, "stream": True, "seed": 1}
+    speculator.go.clear()  # none ends before the last has come
     streams = [threads.submit(stream_end, server.url, request) for _ in range(6)]
     wait_until(lambda: server.app.state.model.worker.num_open == 6)
+    speculator.go.set()
     wait_until(lambda: len(speculator.rows) == 4)
     return streams
 

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import logging
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from served import (
 )
 
 from neuron_spec.errors import UserError
+from neuron_spec.serving.choices import requests_of
 from neuron_spec.serving.logs import JsonFormatter, TextFormatter, log_config
 from neuron_spec.serving.settings import ServerSettings, read_api_keys
 
@@ -164,6 +166,37 @@ def test_more_choices_than_can_ever_wait_are_refused_by_name() -> None:
         assert error_of(client.post(COMPLETIONS, json={**COMPLETION, "n": 8}), 400)["param"] == "n"
         request = {**COMPLETION, "prompt": [[5]] * 8}
         assert error_of(client.post(COMPLETIONS, json=request), 400)["param"] == "prompt"
+
+
+def test_who_waits_for_a_schema_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def held(wire: Any, session: Any) -> Any:
+        if wire.response_format is not None:
+            assert go.wait(20)
+        return requests_of(wire.model_copy(update={"response_format": None}), session)
+
+    monkeypatch.setattr("neuron_spec.serving.model.requests_of", held)
+    held_up = {**COMPLETION, "response_format": {"type": "json_object"}}
+    with TestClient(any_app()) as client, ThreadPoolExecutor(40) as threads:
+        waiting = [threads.submit(client.post, COMPLETIONS, json=held_up) for _ in range(40)]
+        for _ in range(8):
+            assert client.post(COMPLETIONS, json=COMPLETION).status_code == 200
+        assert not any(one.done() for one in waiting)
+        go.set()
+        assert {one.result().status_code for one in waiting} == {200}
+
+
+def test_a_body_that_is_wrong_everywhere_is_told_a_little() -> None:
+    many = {f"no{number}{'x' * 5000}": 1 for number in range(100)}
+    biases = {str(number): "x" for number in range(1000)}
+    with TestClient(any_app()) as client:
+        for url in (COMPLETIONS, CHAT):
+            error = error_of(client.post(url, json={**many, "logit_bias": biases}), 400)
+            assert len(error["message"]) < 10_000
+            assert "more" in error["message"].split("; ")[-1]
+            error = error_of(client.post(url, json={"model": MODEL, **many}), 400)
+            assert len(error["message"]) < 10_000
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -105,6 +105,23 @@ def test_the_page_has_nothing_inline_and_names_only_files_that_are_there() -> No
     assert named | {"page.html"} == set(NAMES)
 
 
+@pytest.mark.parametrize("prefix", ["", "/below/here"])
+def test_the_documentation_asks_no_other_server_for_its_parts(prefix: str) -> None:
+    with TestClient(any_app(), root_path=prefix) as client:
+        response = client.get(f"{prefix}/docs")
+        assert response.status_code == 200
+        named = re.findall(r"""(?:href|src)="([^"]+)"|url: '([^']+)'""", response.text)
+        paths = [path or url for path, url in named]
+        assert len(paths) == 4  # style, icon, script, document
+        for path in paths:
+            assert path.startswith(f"{prefix}/")
+            answer = client.get(path)
+            assert answer.status_code == 200
+            assert answer.content
+        assert "//" not in re.sub(r"(?m)^\s*//.*$|<!--.*?-->", "", response.text)
+        error_of(client.get(f"{prefix}/redoc"), 404)  # would load everything from elsewhere
+
+
 def test_every_file_is_package_data() -> None:
     project = PACKAGE.parent / "pyproject.toml"
     if not project.is_file():

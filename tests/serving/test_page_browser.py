@@ -471,3 +471,10 @@ def test_it_works_below_a_prefix(browser: Any, real: str) -> None:
         page.generate(PROMPT, max_tokens=5)
         page.wait("#status", "^Done")
         assert f"{real}/below/v1/" in page.text_content("#curl-text")
+
+
+def test_the_documentation_shows_without_any_other_server(browser: Any) -> None:
+    with live(any_app()) as server, opened(browser, server.url) as page:
+        page.goto(f"{server.url}/docs")
+        for path in (COMPLETIONS, CHAT, "/metrics"):
+            expect(page.locator(f'[data-path="{path}"]')).to_be_visible(timeout=30_000)

@@ -8,7 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from neuron_spec.errors import RequestError
-from neuron_spec.serving.wire import MAX_BIASES, ChatRequest, CommonRequest, CompletionRequest
+from neuron_spec.serving.wire import (
+    MAX_BIASES,
+    MAX_PROMPTS,
+    ChatRequest,
+    CommonRequest,
+    CompletionRequest,
+)
 
 OPTIONS: list[tuple[str, Any]] = [
     ("temperature", 0.7),
@@ -80,9 +86,9 @@ def test_logit_bias_by_id() -> None:
         assert caught.value.field == "logit_bias"
     most = {str(token): 1.0 for token in range(MAX_BIASES)}
     assert len(options_of(chat(logit_bias=most))["logit_bias"]) == MAX_BIASES
-    with pytest.raises(RequestError, match="too many token ids") as caught:
-        options_of(chat(logit_bias={**most, "x": 1.0}))
-    assert caught.value.field == "logit_bias"
+    with pytest.raises(ValidationError, match="too many token ids") as refused:
+        chat(logit_bias={**most, "x": 1.0})
+    assert [error["loc"] for error in refused.value.errors()] == [("logit_bias",)]
 
 
 @pytest.mark.parametrize(
@@ -217,3 +223,57 @@ def test_messages_that_cannot_be_honoured_are_refused(message: dict[str, Any]) -
         chat(messages=[message])
     with pytest.raises(ValidationError):
         chat(messages=[])
+
+
+MANY = 10_000
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "field"),
+    [
+        (completion, {"prompt": [1.5] * MANY}, "prompt"),
+        (completion, {"prompt": [None] * MANY}, "prompt"),
+        (completion, {"prompt": [[1.5] * MANY] * 9}, "prompt"),
+        (completion, {"prompt": [[1], *[[1.5]] * MANY]}, "prompt"),
+        (completion, {"prompt": ["a"] * MANY}, "prompt"),
+        (completion, {"prompt": [[1]] * MANY}, "prompt"),
+        (completion, {"prompt": "a", "stop": [1] * MANY}, "stop"),
+        (completion, {"prompt": "a", "stop_token_ids": ["x"] * MANY}, "stop_token_ids"),
+        (completion, {"logit_bias": {str(n): "x" for n in range(MANY)}}, "logit_bias"),
+        (completion, {"prompt": "a", **{f"no{n}": 1 for n in range(MANY)}}, "no0"),
+        (chat, {"messages": [{"role": "nobody"}] * MANY}, "messages"),
+        (chat, {"messages": [{"role": "user", "content": [{}] * MANY}]}, "messages"),
+        (chat, {"messages": [{"role": "user", **{f"no{n}": 1 for n in range(MANY)}}]}, "messages"),
+        (chat, {"stream_options": {f"no{n}": 1 for n in range(MANY)}}, "stream_options"),
+    ],
+)  # fmt: skip
+def test_a_request_wrong_in_ten_thousand_places_is_refused_at_the_first_few(
+    make: Any, fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        make(**fields)
+    faults = caught.value.errors()
+    assert len(faults) <= 8
+    assert field in {fault["loc"][0] for fault in faults}
+
+
+def test_known_fields_count_however_many_unknown_ones_stand_before_them() -> None:
+    unknown = {f"no{n}": 1 for n in range(MANY)}
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({**unknown, "model": "m", "messages": [], "temperature": "hot"})
+    fields = [fault["loc"][0] for fault in caught.value.errors()]
+    assert fields == ["temperature", "messages", "no0", "no1", "no2", "no3"]
+
+
+def test_as_many_prompts_as_the_protocol_knows() -> None:
+    assert len(completion(prompt=["a"] * MAX_PROMPTS).prompts()) == MAX_PROMPTS
+    assert len(completion(prompt=[[1]] * MAX_PROMPTS).prompts()) == MAX_PROMPTS
+    for prompt in (["a"], [[1]]):
+        with pytest.raises(ValidationError, match=f"at most {MAX_PROMPTS} items"):
+            completion(prompt=prompt * (MAX_PROMPTS + 1))
+
+
+def test_a_format_is_one_that_holds_the_output_to_something() -> None:
+    assert not chat().wants_grammar
+    assert not chat(response_format={"type": "text"}).wants_grammar
+    assert chat(response_format={"type": "json_object"}).wants_grammar
