@@ -25,6 +25,11 @@ from neuron_spec.cli.common import integers, json_option, out, print_json, progr
     "--off", metavar="ARTIFACT", type=click.Path(path_type=Path),
     help="The target alone, where ARTIFACT cannot switch speculation off.",
 )  # fmt: skip
+@click.option(
+    "--beside", metavar="RUN", multiple=True, type=click.Path(path_type=Path),
+    help="Other runs of the same target and prompts, with other drafts: which to take at which "
+    "load and kind of work. Repeatable.",
+)  # fmt: skip
 @click.option("--instance", help="With a SPEC: another instance than its own.")
 @click.option(
     "--prompts", type=click.Path(path_type=Path), help="File of prompts.  [default: built-in ones]"
@@ -55,7 +60,7 @@ from neuron_spec.cli.common import integers, json_option, out, print_json, progr
 def command(
     source: Path,
     acceptance: Path | None,
-    instance: str | None,
+    beside: tuple[Path, ...],
     spec_path: Path | None,
     rates: str | None,
     nodes: int,
@@ -71,16 +76,18 @@ def command(
     Prints expected tokens and speed-up for every draft length, where speculation stops paying, the
     `by_load` line for the spec, and the questions to settle with the answers measured.
     """
-    if rates == "measure" and source.is_file():
-        raise click.UsageError("--tree measure needs an ARTIFACT")
+    is_measured = rates == "measure" or options["off"] is not None
+    if is_measured and source.is_file():
+        raise click.UsageError("--tree measure and --off go with an ARTIFACT that is measured now")
     if (source.suffix == ".toml") != (acceptance is not None):
         raise click.UsageError("a SPEC goes with --acceptance RUN, and nothing else does")
-    if options["off"] is not None and source.is_file():
-        raise click.UsageError("--off goes with an ARTIFACT that is measured now")
+    instance = options.pop("instance")
     if acceptance is not None:
+        if beside:
+            raise click.UsageError("--beside goes with what was measured, not with a SPEC")
         result = _estimated(source, acceptance, instance, options["concurrency"])
     else:
-        result = _planned(_run(source, options))
+        result = _planned(source, _run(source, options), beside)
     if rates is not None:
         found = _measured_rates(source, options) if rates == "measure" else _read_rates(rates)
         result["tree"] = _tree(found, nodes, tree_output)
@@ -106,13 +113,22 @@ def _run(source: Path, options: dict[str, Any]) -> dict[str, Any]:
     return run_bench(open_artifact(source), is_planned=True, **options)
 
 
-def _planned(run: dict[str, Any]) -> dict[str, Any]:
+def _planned(source: Path, run: dict[str, Any], beside: tuple[Path, ...]) -> dict[str, Any]:
     from neuron_spec.bench.plan import plan_of, planned_line
     from neuron_spec.bench.questions import questions_of
 
     plan = plan_of(run)
-    told = {"questions": questions_of(run, plan), "notes": run["notes"]}
+    told: dict[str, Any] = {"questions": questions_of(run, plan), "notes": run["notes"]}
+    if beside:
+        told["choice"] = _choice(source, run, beside)
     return {**plan.as_dict(), "toml": planned_line(plan, run), **told}
+
+
+def _choice(source: Path, run: dict[str, Any], beside: tuple[Path, ...]) -> dict[str, Any]:
+    from neuron_spec.bench.choice import choice_of
+    from neuron_spec.bench.run import read_run
+
+    return choice_of({str(source): run, **{str(path): read_run(path) for path in beside}})
 
 
 def _one_length() -> Exception:
@@ -219,6 +235,8 @@ def _print(result: dict[str, Any]) -> None:
                 "best" if is_best else "",
             )
     out().print(table)
+    if choice := result.get("choice"):
+        _print_choice(choice)
     if found := result.get("estimate"):
         say(f"\nestimated for {found['instance']}, TP {found['tp_degree']}: nothing was measured")
     say(f"\n[draft]\n{result['toml']}\n" if result["toml"] else "")
@@ -231,3 +249,24 @@ def _print(result: dict[str, Any]) -> None:
         say(f"written: {result['written']}")
     for note in result["notes"]:
         say(f"note: {note}")
+
+
+def _print_choice(choice: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from neuron_spec.metrics.estimates import Estimate
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column in ("", "draft", "k", "speed-up", ""):
+        table.add_column(column, no_wrap=True)
+    named = [(f"{load['concurrency']} in flight", load) for load in choice["loads"]]
+    for name, rows in [*named, *((kind["kind"], kind) for kind in choice["kinds"])]:
+        for row in rows["options"]:
+            k = row.get("num_draft_tokens", "")
+            is_best = row["run"] == rows["best"]
+            speed_up = Estimate(**row["speed_up"]).shown()
+            table.add_row(name, row["run"], str(k), speed_up, "best" if is_best else "")
+        if rows["best"] is None:
+            table.add_row(name, "no draft", "0", "1", "best")
+    say("")
+    out().print(table)
