@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from neuron_spec.sampling import best_ids
+
 NO_PROPOSAL = -1
 """Fills the places of a row that has fewer proposals; never equal to a token, so never accepted."""
 
@@ -51,7 +53,7 @@ class Proposal:
 
 def choose_best(logits: Tensor) -> tuple[Tensor, None]:
     """The `Choose` of greedy drafting: ties go to the lowest id."""
-    return logits.argmax(dim=-1), None
+    return best_ids(logits), None
 
 
 class Drafter(Protocol):

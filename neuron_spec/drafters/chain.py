@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from neuron_spec.drafters.base import Choose, Proposal, choose_best
 from neuron_spec.drafters.growth import Forward, Grow, Logits, Root, grow_chain
@@ -37,6 +38,8 @@ class _Pending:
         return head, _Pending(self.start + count, self.tokens[count:], self.features[count:])
 
     def extended(self, tokens: Tensor, features: Tensor) -> _Pending:
+        if len(self.tokens) == 0:
+            return _Pending(self.start, tokens, features)
         return _Pending(
             self.start, torch.cat([self.tokens, tokens]), torch.cat([self.features, features])
         )
@@ -89,21 +92,18 @@ class ChainDrafter:
         passes overwrite before anything attends to them.
         """
         some = next(iter(self._pending.values()))
-        rows = [self._pending.get(slot) for slot in range(num_rows)]
-        lengths = [len(row.tokens) if row else 1 for row in rows]
-        width = max(lengths)
-        tokens = some.tokens.new_zeros(num_rows, width)
-        features = some.features.new_zeros(num_rows, width, some.features.shape[-1])
-        for index, row in enumerate(rows):
-            if row:
-                tokens[index, : lengths[index]] = row.tokens
-                features[index, : lengths[index]] = row.features
-        starts = [row.start if row else 0 for row in rows]
+        free = _Pending(
+            0, some.tokens.new_zeros(1), some.features.new_zeros(1, some.features.shape[1])
+        )
+        rows = [self._pending.get(slot, free) for slot in range(num_rows)]
+        tokens = pad_sequence([row.tokens for row in rows], batch_first=True)
+        features = pad_sequence([row.features for row in rows], batch_first=True)
+        starts, ends = [row.start for row in rows], [row.end for row in rows]
         output = self._forward(tokens, features, starts, 0)  # [rows, width, hidden]
-        last = torch.tensor(lengths, device=output.device) - 1
+        last = torch.tensor([len(row.tokens) - 1 for row in rows], device=output.device)
         feature = output[torch.arange(num_rows, device=output.device), last].unsqueeze(1)
-        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        for slot, row in enumerate(rows):
-            if row:
-                self._pending[slot] = row.split(len(row.tokens))[1]
+        nothing = some.tokens[:0], some.features[:0]
+        for slot, pending in self._pending.items():
+            if slot < num_rows:
+                self._pending[slot] = _Pending(pending.end, *nothing)
         return feature, ends

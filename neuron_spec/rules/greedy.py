@@ -11,6 +11,7 @@ from torch import Tensor
 from neuron_spec.rules.matching import match_chain, match_tree
 from neuron_spec.rules.uniforms import Uniforms
 from neuron_spec.rules.verdict import TreeVerdict, Verdict, check_shapes
+from neuron_spec.sampling import best_ids
 from neuron_spec.trees import Tree
 
 
@@ -34,7 +35,7 @@ def verify(draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
             f"target_logits {tuple(target_logits.shape)} does not score draft_tokens "
             f"{tuple(draft_tokens.shape)}: expected [{batch}, {num_draft_tokens + 1}, vocab]"
         )
-    return match_chain(draft_tokens, target_logits.argmax(dim=-1))
+    return match_chain(draft_tokens, best_ids(target_logits))
 
 
 def verify_probs(
@@ -57,4 +58,4 @@ def verify_tree(
 ) -> TreeVerdict:
     """Follow the target's argmax through the tree, see `TreeRule`; logits do as well."""
     check_shapes(tree, draft_tokens, None, target_probs)
-    return match_tree(tree, draft_tokens, target_probs.argmax(dim=-1))
+    return match_tree(tree, draft_tokens, best_ids(target_probs))

@@ -16,7 +16,7 @@ def match_chain(draft_tokens: Tensor, target_tokens: Tensor) -> Verdict:
         draft_tokens: [batch, k] ids or `NO_PROPOSAL`.
         target_tokens: [batch, k + 1] the target's choice after the first i drafted tokens.
     """
-    matches = (draft_tokens == target_tokens[:, :-1]).long()  # [batch, k]
+    matches = draft_tokens == target_tokens[:, :-1]  # [batch, k]
     num_accepted = matches.cumprod(dim=1).sum(dim=1)  # [batch]
     next_tokens = target_tokens.gather(1, num_accepted[:, None]).squeeze(1)
     return Verdict(num_accepted, next_tokens)
