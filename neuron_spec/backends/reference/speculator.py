@@ -224,11 +224,12 @@ class ReferenceSpeculator:
         row, nodes = self._rows[slot], list(decided.nodes)
         tokens = (*(drafts[node - 1] for node in nodes[1:]), decided.next_token)
         self._target.keep(slot, row.position, nodes)
-        logprobs = self._decisions.logprobs(slot, scores.logits[slot, nodes], tokens)
+        logits = _of_nodes(scores.logits[slot], nodes)
+        logprobs = self._decisions.logprobs(slot, logits, tokens)
         self._decisions.observe(slot, tokens)
         if self._drafter:
             committed = torch.tensor(tokens, device=self._device)
-            self._drafter.observe(slot, committed, scores.features[slot, nodes])
+            self._drafter.observe(slot, committed, _of_nodes(scores.features[slot], nodes))
         row.last_token, row.position = tokens[-1], row.position + len(tokens)
         num_drafted = len(drafts) - drafts.count(NO_PROPOSAL)
         branch = None if num_positions is None else tuple(nodes[1:])
@@ -243,6 +244,12 @@ class ReferenceSpeculator:
             raise ValueError(f"slot {slot} is not free")
         if not 1 <= len(prompt_ids) <= self._limits.max_total_tokens:
             raise ValueError(f"a prompt of {len(prompt_ids)} tokens")
+
+
+def _of_nodes(values: Tensor, nodes: Sequence[int]) -> Tensor:
+    """[n, …] -> those of the nodes; a view where they are the first ones, as in every chain."""
+    is_first = nodes[-1] == len(nodes) - 1
+    return values[: len(nodes)] if is_first else values[list(nodes)]
 
 
 def _depths(proposal: Proposal) -> list[int | None]:

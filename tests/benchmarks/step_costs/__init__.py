@@ -1,0 +1,1 @@
+"""The parts of `tests/benchmarks/steps.py`."""
