@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,11 +79,14 @@ def test_a_compiler_that_does_not_work(
 def test_a_library_that_multiplies_wrongly_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = tmp_path / "kernels.cpp"
-    text = compiler.SOURCE.read_text()
+    wrong = shutil.copytree(compiler.SOURCE.parent, tmp_path / "wrong")
+    text = (wrong / "products.hpp").read_text()
     assert "to[j] = adds ? to[j] + value : value;" in text
-    wrong.write_text(text.replace("to[j] + value : value;", "to[j] + value : 2 * value;"))
-    monkeypatch.setattr(compiler, "SOURCE", wrong)
+    changed = text.replace("to[j] + value : value;", "to[j] + value : 2 * value;")
+    (wrong / "products.hpp").write_text(changed)
+    before = compiler.library_path()
+    monkeypatch.setattr(compiler, "SOURCE", wrong / "kernels.cpp")
+    assert compiler.library_path() != before  # a header counts
     with pytest.raises(BackendError, match="multiply wrongly"):
         compiler.kernels()
     assert list((tmp_path / "cache" / "kernels").iterdir()) == []

@@ -18,7 +18,7 @@ from neuron_spec.backends.reference.native.library import Kernels
 from neuron_spec.checkpoints.demo_target import cache_directory
 from neuron_spec.errors import BackendError
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")  # includes the headers beside it
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC")
 _TIMEOUT_S = 300
@@ -39,7 +39,9 @@ def kernels() -> Kernels:
 
 def library_path() -> Path:
     """Where they are kept: the name is a digest of the source, the flags and the machine."""
-    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest = hashlib.sha256()
+    for source in (SOURCE, *sorted(SOURCE.parent.glob("*.hpp"))):
+        digest.update(source.read_bytes())
     digest.update("\n".join((*FLAGS, machine(torch.device("cpu")))).encode())
     return cache_directory() / "kernels" / f"{digest.hexdigest()[:32]}.so"
 

@@ -1,0 +1,138 @@
+// Vectors of 16 lanes, and the numbers that weights and caches are stored as. Vectors are those of GCC
+// and Clang, wide or narrow as the machine has them.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int LANES = 16;
+constexpr int SUMS = 4;   // of every output: input i goes into sum i % 4
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef float Vec8 __attribute__((vector_size(32)));
+typedef float Vec4 __attribute__((vector_size(16)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+
+template <class To, class From>
+inline To cast(From from) {
+    static_assert(sizeof(To) == sizeof(From), "same size");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+template <class To>
+inline To read(const void* from) {
+    To to;
+    std::memcpy(&to, from, sizeof to);
+    return to;
+}
+
+inline void write(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+inline Vec splat(float x) { return Vec{} + x; }
+
+inline float sum_of(Vec v) {
+    Vec8 halves[2];
+    std::memcpy(halves, &v, sizeof v);
+    Vec4 quarters[2];
+    Vec8 eight = halves[0] + halves[1];
+    std::memcpy(quarters, &eight, sizeof eight);
+    Vec4 four = quarters[0] + quarters[1];
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// Cephes' polynomial; relative error below 2e-7.
+inline Vec exponential(Vec x) {
+    x = x > 88.0f ? splat(88.0f) : x;
+    x = x < -87.0f ? splat(-87.0f) : x;
+    const float round = 12582912.0f;  // 1.5 * 2^23
+    Vec n = (x * 1.44269504088896341f + round) - round;
+    Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    Vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return p * cast<Vec>((__builtin_convertvector(n, Ints) + 127) << 23);
+}
+
+// ---- Stored numbers ------------------------------------------------------------------------------
+
+// Weights of 16 outputs for inputs i and on; `SUMS` of them at once, or one.
+struct Float32Weights {
+    const float* data;
+    static int64_t panel_words(int64_t in) { return in * LANES; }
+    Vec one(const float* panel, int64_t i) const { return read<Vec>(panel + i * LANES); }
+    void some(const float* panel, int64_t i, Vec* out) const {
+        for (int s = 0; s < SUMS; s++) out[s] = one(panel, i + s);
+    }
+    static constexpr bool IS_FLOAT = true, IS_SCALED = false;
+};
+
+// A word has inputs i (low half) and i + 1 of one output: a shift or a mask makes a float32.
+struct BFloat16Weights {
+    const uint32_t* data;
+    static int64_t panel_words(int64_t in) { return (in + 1) / 2 * LANES; }
+    Vec one(const uint32_t* panel, int64_t i) const {
+        Words words = read<Words>(panel + i / 2 * LANES);
+        return cast<Vec>(i % 2 ? words & 0xffff0000u : words << 16);
+    }
+    void some(const uint32_t* panel, int64_t i, Vec* out) const {
+        for (int s = 0; s < SUMS; s += 2) {
+            Words words = read<Words>(panel + (i + s) / 2 * LANES);
+            out[s] = cast<Vec>(words << 16);
+            out[s + 1] = cast<Vec>(words & 0xffff0000u);
+        }
+    }
+    static constexpr bool IS_FLOAT = false, IS_SCALED = false;
+};
+
+// A word has inputs i … i + 3 of one output, whose scale comes after the sum.
+struct Int8Weights {
+    const uint32_t* data;
+    const float* scales;
+    static int64_t panel_words(int64_t in) { return (in + 3) / 4 * LANES; }
+    static Vec byte(Words words, int number) {
+        return __builtin_convertvector(cast<Ints>(words << (24 - 8 * number)) >> 24, Vec);
+    }
+    Vec one(const uint32_t* panel, int64_t i) const {
+        return byte(read<Words>(panel + i / 4 * LANES), int(i % 4));
+    }
+    void some(const uint32_t* panel, int64_t i, Vec* out) const {
+        Words words = read<Words>(panel + i / 4 * LANES);
+        for (int s = 0; s < SUMS; s++) out[s] = byte(words, s);
+    }
+    static constexpr bool IS_FLOAT = false, IS_SCALED = true;
+};
+
+// An entry of the KV cache.
+struct Float32Cache {
+    typedef float Number;
+    static Vec vec(const float* from) { return read<Vec>(from); }
+    static float get(const float* from) { return *from; }
+    static void put(float* to, float value) { *to = value; }
+    static constexpr bool IS_FLOAT = true;
+};
+
+struct BFloat16Cache {
+    typedef uint16_t Number;
+    static Vec vec(const uint16_t* from) {
+        typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+        return cast<Vec>(__builtin_convertvector(read<Halves>(from), Words) << 16);
+    }
+    static float get(const uint16_t* from) { return cast<float>(uint32_t(*from) << 16); }
+    static void put(uint16_t* to, float value) {  // to nearest, ties to even
+        uint32_t bits = cast<uint32_t>(value);
+        bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        *to = uint16_t((is_nan ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+    }
+    static constexpr bool IS_FLOAT = false;
+};
+
+}  // namespace
