@@ -344,6 +344,24 @@ def test_plan_from_a_run_prints_and_writes(run: Run, folder: Path, run_file: Pat
     written.unlink()
 
 
+def test_plan_chooses_among_runs(run: Run, run_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(run_file.read_text())
+    result = run("plan", run_file, "--beside", other, "--json")
+    assert result.exit_code == 0
+    (load, *_) = result.json["choice"]["loads"]
+    assert {row["run"] for row in load["options"]} == {str(run_file), str(other)}
+    shown = run("plan", run_file, "--beside", other)
+    assert shown.exit_code == 0 and "1 in flight" in shown.out and str(other) in shown.out
+    data = json.loads(other.read_text())
+    data["record"]["machine"] = {"processor": "another"}
+    other.write_text(json.dumps(data))
+    refused = run("plan", run_file, "--beside", other)
+    assert refused.exit_code == 2 and "not comparable with" in refused.err
+    wrong = run("plan", tmp_path / "x.toml", "--acceptance", run_file, "--beside", other)
+    assert wrong.exit_code == 2 and "--beside goes with what was measured" in wrong.err
+
+
 def test_plan_measures_an_artifact(run: Run, folder: Path) -> None:
     arguments = ("--prompts", folder / "prompts.jsonl", "-n", "4", "--repetitions", "1", "--json")
     data = run("plan", folder / "greedy", *arguments).json
