@@ -257,8 +257,8 @@ def _print_choice(choice: dict[str, Any]) -> None:
     from neuron_spec.metrics.estimates import Estimate
 
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for column in ("", "draft", "k", "speed-up", ""):
-        table.add_column(column, no_wrap=True)
+    for column in ("", "run", "k", "speed-up", ""):
+        table.add_column(column, no_wrap=column != "run", overflow="fold")
     named = [(f"{load['concurrency']} in flight", load) for load in choice["loads"]]
     for name, rows in [*named, *((kind["kind"], kind) for kind in choice["kinds"])]:
         for row in rows["options"]:

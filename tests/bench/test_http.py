@@ -53,7 +53,7 @@ class Server:
             self.running += 1
             self.most_running = max(self.running, self.most_running)
         try:
-            time.sleep(0.002)
+            time.sleep(self.traits.get("delay_s", 0.002))
             return self._answer(path, body)
         finally:
             with self.lock:
@@ -135,7 +135,7 @@ def run(on: Remote, off: Remote | None = None, settings: LoadSettings = SETTINGS
 
 
 def test_two_servers_are_asked_in_turn() -> None:
-    on, off = Server(), Server()
+    on, off = Server(delay_s=0.05), Server(delay_s=0.05)  # long enough to be asked twice at once
     data = run(remote(on), remote(off))
     assert [(load["way"], load["concurrency"]) for load in data["loads"]] == [
         ("off", 1), ("on", 1), ("off", 2), ("on", 2),

@@ -352,7 +352,7 @@ def test_plan_chooses_among_runs(run: Run, run_file: Path, tmp_path: Path) -> No
     (load, *_) = result.json["choice"]["loads"]
     assert {row["run"] for row in load["options"]} == {str(run_file), str(other)}
     shown = run("plan", run_file, "--beside", other)
-    assert shown.exit_code == 0 and "1 in flight" in shown.out and str(other) in shown.out
+    assert shown.exit_code == 0 and shown.out.count("1 in flight") >= 2
     data = json.loads(other.read_text())
     data["record"]["machine"] = {"processor": "another"}
     other.write_text(json.dumps(data))
