@@ -10,6 +10,7 @@
 #include <omp.h>
 
 #include "attention.hpp"
+#include "barrier.hpp"
 #include "interface.hpp"
 #include "products.hpp"
 
@@ -61,27 +62,27 @@ class Run {
             product(weights_of<W>(layer.qkv), layer.qkv.bias, own.normed.data(), tokens, in, mixed_width,
                     mixed.data(), false, me, threads);
             if (number == 0) residual(x, me, threads);
-#pragma omp barrier
+            barrier.wait(threads);
             Share rotations(tokens * (s.heads + 2 * s.kv_heads), me, threads);
             for (int64_t i = rotations.begin; i < rotations.end; i++) settle(layer, i);
-#pragma omp barrier
+            barrier.wait(threads);
             Share segments(attention.num_segments(), me, threads);
             for (int64_t i = segments.begin; i < segments.end; i++) attention.segment(layer, i, own.tile);
-#pragma omp barrier
+            barrier.wait(threads);
             Share groups(attention.num_groups(), me, threads);
             for (int64_t i = groups.begin; i < groups.end; i++) attention.join(i);
-#pragma omp barrier
+            barrier.wait(threads);
             product(weights_of<W>(layer.output), layer.output.bias, joined.data(), tokens, s.heads * dim,
                     s.hidden, p.out, true, me, threads);
-#pragma omp barrier
+            barrier.wait(threads);
             own.normed.resize(tokens * s.hidden);
             for (int64_t t = 0; t < tokens; t++)
                 norm(p.out + t * s.hidden, layer.mlp_norm, s.hidden, float(s.eps), own.normed.data() + t * s.hidden);
             gated(weights_of<W>(layer.gate_up), own.normed.data(), tokens, s.hidden, s.ffn, act.data(), me, threads);
-#pragma omp barrier
+            barrier.wait(threads);
             product(weights_of<W>(layer.down), layer.down.bias, act.data(), tokens, s.ffn, s.hidden, p.out, true,
                     me, threads);
-#pragma omp barrier
+            barrier.wait(threads);
         }
     }
 
@@ -91,6 +92,7 @@ class Run {
     int64_t tokens, dim, mixed_width;
     std::vector<float> mixed, joined, act;  // of queries, keys, values; of heads; of the MLP
     Attention<C> attention;
+    Barrier barrier;
 
     // The attention's input of all tokens; returns its width.
     int64_t norm_input(const LayerParts& layer, const float* x, Scratch& own) {
