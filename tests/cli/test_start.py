@@ -46,3 +46,20 @@ def test_help_imports_little(arguments: tuple[str, ...]) -> None:
 def test_a_verb_that_prints_imports_what_it_prints_with() -> None:
     """So that the test above looks at the right names."""
     assert "rich" in imported("methods")
+
+
+def test_a_server_does_not_spin_for_long_unless_told_to() -> None:
+    from neuron_spec.cli.serve import spin_briefly
+
+    bare: dict[str, str] = {}
+    spin_briefly(bare)
+    assert int(bare["GOMP_SPINCOUNT"]) < 300_000  # libgomp's own
+    for given in ({"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "5"}):
+        kept = dict(given)
+        spin_briefly(kept)
+        assert kept == given
+
+
+def test_nothing_of_serve_imports_torch_before_that() -> None:
+    code = "import sys, neuron_spec.cli.serve; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
