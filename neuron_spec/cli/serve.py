@@ -12,7 +12,7 @@ import click
 
 from neuron_spec.cli.common import progress_bars, say
 
-_SPINS = 10_000
+_SPINS = 50_000  # longer than between two passes of a step
 
 
 @click.command(

@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from soak import PROMPTS, SERVE, build, wait_for
 
+from neuron_spec.cli.serve import spin_briefly
+
 NUM_CLIENTS = 8
 NUM_TOKENS = 48
 
@@ -82,6 +84,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a random model of 30,000 parameters")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
+    spin_briefly(os.environ)  # or this process would not be idle while the server works
     with tempfile.TemporaryDirectory() as name:
         from neuron_spec import load
 
