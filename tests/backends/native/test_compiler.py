@@ -53,6 +53,7 @@ def test_without_a_compiler_operators_are_used_and_it_is_said(
     assert "PyTorch's operators are used, which is slower: no C++ compiler" in caplog.text
     with pytest.raises(UserError, match=r"reference\.target_weights.*no C\+\+ compiler"):
         native_of(spec_of(target_weights="int8"))
+    assert native_of(spec_of(draft_weights="int8"), "draft") is None
 
 
 @pytest.mark.parametrize(
