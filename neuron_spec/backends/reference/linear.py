@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.packing import Packed
 
 _ROWS_PACKED_FOR = 8  # a hint: the layout stays valid for any number of rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.parameters import Parameters
 from neuron_spec.backends.reference.transformer import Decoder, Layer
 from neuron_spec.checkpoints.model_config import ModelConfig

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neuron_spec.backends.reference.linear import Linear
-from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.native.binding import Native
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from neuron_spec.backends.reference.cache import KVCache, Window
+from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.layers import NativeLayers
-from neuron_spec.backends.reference.native.library import Native
 from neuron_spec.backends.reference.native.packing import Packed, interleaved
 from neuron_spec.backends.reference.parameters import Parameters
 from neuron_spec.backends.reference.pinned import PinnedWindow

@@ -28,7 +28,7 @@ def test_they_are_compiled_once_and_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = compiler.kernels().path
-    assert made == compiler.library_path()
+    assert made == compiler.path_of_kernels()
     assert [path.name for path in made.parent.iterdir()] == [made.name]  # nothing left beside
     compiler.kernels.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler any more
@@ -85,9 +85,9 @@ def test_a_library_that_multiplies_wrongly_is_not_kept(
     assert "to[j] = adds ? to[j] + value : value;" in text
     changed = text.replace("to[j] + value : value;", "to[j] + value : 2 * value;")
     (wrong / "products.hpp").write_text(changed)
-    before = compiler.library_path()
+    before = compiler.path_of_kernels()
     monkeypatch.setattr(compiler, "SOURCE", wrong / "kernels.cpp")
-    assert compiler.library_path() != before  # a header counts
+    assert compiler.path_of_kernels() != before  # a header counts
     with pytest.raises(BackendError, match="multiply wrongly"):
         compiler.kernels()
     assert list((tmp_path / "cache" / "kernels").iterdir()) == []

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neuron_spec.backends.reference.linear import Linear
+from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.compiler import kernels
-from neuron_spec.backends.reference.native.library import Native
 from neuron_spec.backends.reference.native.packing import (
     Packed,
     dequantized,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import Eagle3Head, Target
+from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.compiler import kernels
-from neuron_spec.backends.reference.native.library import Native
 from neuron_spec.backends.reference.scoring import branches_of
 from neuron_spec.checkpoints.model_config import read_config
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
-from neuron_spec.backends.reference.native.compiler import kernels, library_path
-from neuron_spec.backends.reference.native.library import Native
+from neuron_spec.backends.reference.native.binding import Native
+from neuron_spec.backends.reference.native.compiler import kernels, path_of_kernels
 from neuron_spec.errors import BackendError, UserError
 from neuron_spec.spec.schema import BuildSpec
 
@@ -50,7 +50,7 @@ def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
 
 def is_to_compile(spec: BuildSpec) -> bool:
     """Whether the kernels are wanted and not there yet."""
-    return _wants_kernels(spec) and not library_path().is_file()
+    return _wants_kernels(spec) and not path_of_kernels().is_file()
 
 
 def _wants_kernels(spec: BuildSpec) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from neuron_spec.backends.reference.machine import machine
-from neuron_spec.backends.reference.native.library import Kernels
+from neuron_spec.backends.reference.native.binding import Kernels
 from neuron_spec.checkpoints.demo_target import cache_directory
 from neuron_spec.errors import BackendError
 
@@ -31,13 +31,13 @@ def kernels() -> Kernels:
     Raises:
         BackendError: no compiler, or what it makes does not run; the message says why.
     """
-    library = library_path()
+    library = path_of_kernels()
     if not library.is_file():
         _build(library)
     return _opened(library)
 
 
-def library_path() -> Path:
+def path_of_kernels() -> Path:
     """Where they are kept: the name is a digest of the source, the flags and the machine."""
     digest = hashlib.sha256()
     for source in (SOURCE, *sorted(SOURCE.parent.glob("*.hpp"))):

@@ -1,4 +1,4 @@
-// What Python hands over, as `library.py` declares it.
+// What Python hands over, as `binding.py` declares it.
 
 #pragma once
 

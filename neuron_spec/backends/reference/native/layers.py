@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neuron_spec.backends.reference.cache import KVCache, Window
-from neuron_spec.backends.reference.native.library import (
+from neuron_spec.backends.reference.native.binding import (
     LayerParts,
     Native,
     Pass,
