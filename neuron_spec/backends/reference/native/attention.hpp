@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t SEGMENT = 128;  // positions; a multiple of SUMS
+constexpr int64_t SEGMENT = 128;  // positions; a multiple of AT_ONCE
 constexpr float NEVER = -3e38f;   // the score of what is not seen
 
 // What a thread has of its own while it attends.
@@ -138,13 +138,13 @@ class Attention {
         }
     }
 
-    // Keys and values of positions begin … end as floats, zeros up to a multiple of SUMS; a copy where
+    // Keys and values of positions begin … end as floats, zeros up to a multiple of AT_ONCE; a copy where
     // the cache does not have them so.
     void fill(const LayerParts& layer, int64_t row, int64_t head, int64_t begin, int64_t end,
               const int64_t* places, Tile& tile) const {
         int64_t slot = p.first_slot + row, base = (slot * s.kv_heads + head) * s.cache_length;
         if constexpr (C::IS_FLOAT) {
-            if (!places && (end - begin) % SUMS == 0) {
+            if (!places && (end - begin) % AT_ONCE == 0) {
                 tile.keys = static_cast<const float*>(layer.keys) + (base + begin) * dim;
                 tile.values = static_cast<const float*>(layer.values) + (base + begin) * dim;
                 return;
@@ -159,7 +159,7 @@ class Attention {
             copy(static_cast<const Number*>(layer.keys) + from, keys + to);
             copy(static_cast<const Number*>(layer.values) + from, values + to);
         }
-        int64_t padded = (end - begin + SUMS - 1) / SUMS * SUMS;
+        int64_t padded = (end - begin + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
         std::fill(values + (end - begin) * dim, values + padded * dim, 0.0f);
     }
 
@@ -171,12 +171,12 @@ class Attention {
 
     // Lanes that see fewer positions than `begin` keep what `result` has.
     void attend(int64_t begin, int64_t end, Vec seen, Tile& tile, Vec* result) const {
-        int64_t count = end - begin, padded = (count + SUMS - 1) / SUMS * SUMS;
+        int64_t count = end - begin, padded = (count + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
         const float scale = 1.0f / __builtin_sqrtf(float(dim));
         tile.scores.resize(SEGMENT);
         tile.sums.resize(dim);
         Float32Weights lanes{tile.queries.data()};
-        all_rows(count, lanes, lanes.data, {tile.keys, dim, 1}, dim, tile.scores.data());
+        all_rows(count, lanes, lanes.data, Rows{tile.keys, dim}, dim, tile.scores.data());
         Vec largest = splat(NEVER), total = {};
         for (int64_t i = 0; i < count; i++) {
             Vec score = tile.scores[i] * scale;
@@ -190,7 +190,7 @@ class Attention {
         }
         std::fill(tile.scores.begin() + count, tile.scores.begin() + padded, Vec{});
         Float32Weights shares{reinterpret_cast<const float*>(tile.scores.data())};
-        all_rows(dim, shares, shares.data, {tile.values, 1, dim}, padded, tile.sums.data());
+        all_rows(dim, shares, shares.data, Columns{tile.values, dim}, padded, tile.sums.data());
         auto is_seeing = seen > float(begin);
         result[0] = is_seeing ? largest : result[0];
         result[1] = is_seeing ? total : result[1];

@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <cstring>
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))  // in the innermost loop
+
 namespace {
 
 constexpr int LANES = 16;
-constexpr int SUMS = 4;   // of every output: input i goes into sum i % 4
+constexpr int AT_ONCE = 4;  // inputs that are read together
+constexpr int SUMS = 2;     // of every output: input i goes into sum i % 2
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef float Vec8 __attribute__((vector_size(32)));
@@ -64,13 +67,13 @@ inline Vec exponential(Vec x) {
 
 // ---- Stored numbers ------------------------------------------------------------------------------
 
-// Weights of 16 outputs for inputs i and on; `SUMS` of them at once, or one.
+// Weights of 16 outputs for inputs i and on; `AT_ONCE` of them at once, or one.
 struct Float32Weights {
     const float* data;
     static int64_t panel_words(int64_t in) { return in * LANES; }
-    Vec one(const float* panel, int64_t i) const { return read<Vec>(panel + i * LANES); }
-    void some(const float* panel, int64_t i, Vec* out) const {
-        for (int s = 0; s < SUMS; s++) out[s] = one(panel, i + s);
+    ALWAYS_INLINE Vec one(const float* panel, int64_t i) const { return read<Vec>(panel + i * LANES); }
+    ALWAYS_INLINE void some(const float* panel, int64_t i, Vec* out) const {
+        for (int s = 0; s < AT_ONCE; s++) out[s] = one(panel, i + s);
     }
     static constexpr bool IS_FLOAT = true, IS_SCALED = false;
 };
@@ -79,12 +82,12 @@ struct Float32Weights {
 struct BFloat16Weights {
     const uint32_t* data;
     static int64_t panel_words(int64_t in) { return (in + 1) / 2 * LANES; }
-    Vec one(const uint32_t* panel, int64_t i) const {
+    ALWAYS_INLINE Vec one(const uint32_t* panel, int64_t i) const {
         Words words = read<Words>(panel + i / 2 * LANES);
         return cast<Vec>(i % 2 ? words & 0xffff0000u : words << 16);
     }
-    void some(const uint32_t* panel, int64_t i, Vec* out) const {
-        for (int s = 0; s < SUMS; s += 2) {
+    ALWAYS_INLINE void some(const uint32_t* panel, int64_t i, Vec* out) const {
+        for (int s = 0; s < AT_ONCE; s += 2) {
             Words words = read<Words>(panel + (i + s) / 2 * LANES);
             out[s] = cast<Vec>(words << 16);
             out[s + 1] = cast<Vec>(words & 0xffff0000u);
@@ -101,12 +104,12 @@ struct Int8Weights {
     static Vec byte(Words words, int number) {
         return __builtin_convertvector(cast<Ints>(words << (24 - 8 * number)) >> 24, Vec);
     }
-    Vec one(const uint32_t* panel, int64_t i) const {
+    ALWAYS_INLINE Vec one(const uint32_t* panel, int64_t i) const {
         return byte(read<Words>(panel + i / 4 * LANES), int(i % 4));
     }
-    void some(const uint32_t* panel, int64_t i, Vec* out) const {
+    ALWAYS_INLINE void some(const uint32_t* panel, int64_t i, Vec* out) const {
         Words words = read<Words>(panel + i / 4 * LANES);
-        for (int s = 0; s < SUMS; s++) out[s] = byte(words, s);
+        for (int s = 0; s < AT_ONCE; s++) out[s] = byte(words, s);
     }
     static constexpr bool IS_FLOAT = false, IS_SCALED = true;
 };
