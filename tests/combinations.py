@@ -33,7 +33,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "early-exit": {"exit_layer": 5},
     "ngram": {"ngram_sizes": [1, 2]},
     "suffix": {"suffix_depth": 8},
-}
+    "suffix+eagle": {
+        "method": "eagle", "model": "eagle", "suffix_depth": 8, "lookup": {"num_draft_tokens": 5},
+    },
+    "ngram+model": {
+        "method": "model", "model": "draft", "ngram_sizes": [1, 2],
+        "lookup": {"method": "ngram", "num_draft_tokens": 2, "shortest": 1},
+    },
+    "suffix+medusa": {"method": "medusa", "model": "medusa", "lookup": {}},
+}  # fmt: skip
 _WITH_SHAPE = {
     "chain": METHODS,
     "tree": (*METHODS_WITH_TREE, "hydra++"),

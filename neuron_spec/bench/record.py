@@ -42,6 +42,7 @@ def record_of(
             "tree": [list(path) for path in draft.tree] or None,
             "dynamic_tree": draft.dynamic_tree.model_dump() if draft.dynamic_tree else None,
             "sampled": draft.sampled,
+            "lookup": draft.lookup.model_dump() if draft.lookup else None,
             "by_load": [list(band) for band in draft.by_load],
         },
         "rule": {"name": spec.verification.rule, **spec.verification.parameters},

@@ -28,14 +28,19 @@ GREEDY_DEFAULT = {"temperature": 0}
 
 
 def chain_length(spec: BuildSpec) -> int:
-    """k of the chain that stands for the drafted shape: the depth of a tree."""
+    """k of the chain that stands for the drafted shape: the depth of a tree, the draft's own chain
+    behind a lookup."""
     if spec.draft.dynamic_tree:
         return spec.draft.dynamic_tree.depth
+    if spec.draft.lookup:
+        return spec.draft.num_draft_tokens
     return tree_of(spec).max_depth
 
 
 def shape_losses(spec: BuildSpec) -> Iterator[Loss]:
-    """Trees become the chain of their best branch."""
+    """Trees become the chain of their best branch; a lookup has no counterpart."""
+    if spec.draft.lookup:
+        yield Loss("draft.lookup", "vLLM drafts in one way: the draft proposes in every step")
     name = "draft.dynamic_tree" if spec.draft.dynamic_tree else "draft.tree"
     if spec.draft.tree or spec.draft.dynamic_tree:
         yield Loss(

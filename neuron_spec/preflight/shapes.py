@@ -62,7 +62,7 @@ def check_draft_length(spec: BuildSpec, draft: Identity) -> list[Finding]:
     if draft.family not in counts:
         return []
     num_heads = counts[draft.family](draft.shapes)
-    length, what = spec.num_draft_tokens, "num_draft_tokens"
+    length, what = spec.draft.num_draft_tokens, "num_draft_tokens"
     if spec.draft.tree:
         length = Tree.from_paths(spec.draft.tree).first(length).max_depth
         what = "levels of draft.tree"

@@ -33,6 +33,7 @@ def emulation_faults(spec: BuildSpec) -> list[str]:
         and _skips_ranks(draft.tree),
         "draft.dynamic_tree": draft.dynamic_tree is not None,
         "draft.sampled": draft.sampled,
+        "draft.lookup": draft.lookup is not None,
         "draft.by_load": bool(draft.by_load),
         "verification.pin_shapes": spec.verification.pin_shapes,
         "draft.vocabulary 'intersection'": draft.vocabulary != "same",

@@ -40,6 +40,7 @@ METHODS_WITHOUT_MODEL = ("none", "mtp", "early-exit", "ngram", "suffix")
 METHODS_WITH_TREE = ("model", "medusa", "hydra", "eagle", "eagle3", "mtp", "early-exit")
 METHODS_WITH_DYNAMIC_TREE = ("model", "eagle", "eagle3", "mtp", "early-exit")
 METHODS_THAT_SAMPLE = ("model", "hydra", "eagle", "eagle3", "mtp", "early-exit")
+METHODS_WITHOUT_DRAFT = ("none", "ngram", "suffix")
 MAX_CHAIN = 31
 
 
@@ -59,6 +60,32 @@ class DynamicTreeSpec(Section):
     top_k: int = Field(
         8, ge=1, le=32, description="Nodes expanded at every level, and proposals of each."
     )
+
+
+class LookupSpec(Section):
+    """A lookup that goes before a draft (reference backend only)."""
+
+    method: Literal["suffix", "ngram"] = Field(
+        "suffix", description="As draft.method, and set up by the same fields of [draft]."
+    )
+    num_draft_tokens: int = Field(
+        8, ge=1, le=MAX_CHAIN, description="Longest chain that the lookup proposes."
+    )
+    shortest: int = Field(
+        2,
+        ge=1,
+        le=MAX_CHAIN,
+        description="Where it finds fewer tokens than these, the draft proposes.",
+    )
+
+    @model_validator(mode="after")
+    def _can_be_found(self) -> LookupSpec:
+        if self.shortest > self.num_draft_tokens:
+            raise ValueError(
+                f"draft.lookup.shortest {self.shortest} is larger than "
+                f"draft.lookup.num_draft_tokens {self.num_draft_tokens}"
+            )
+        return self
 
 
 class DraftSpec(Section):
@@ -92,6 +119,11 @@ class DraftSpec(Section):
         (),
         description="[[1, 4], [8, 2], [17, 0]]: from so many running requests on, this k; "
         "empty: num_draft_tokens at every load.",
+    )
+    lookup: LookupSpec | None = Field(
+        None,
+        description="A lookup that proposes instead of the draft where the text repeats itself; {} "
+        "for its defaults (reference backend only).",
     )
     ngram_sizes: tuple[int, int] = Field(
         (1, 3), description="Shortest and longest suffix that `ngram` looks up, in tokens."
@@ -172,7 +204,7 @@ class DraftSpec(Section):
         starts = [first for first, _ in self.by_load]
         if starts and (starts[0] != 1 or starts != sorted(set(starts))):
             raise ValueError("draft.by_load: expected rising loads, the first of them 1")
-        largest = self.num_draft_tokens if self.method != "none" else 0
+        largest = self.longest if self.method != "none" else 0
         if any(not 0 <= k <= largest for _, k in self.by_load):
             raise ValueError(f"draft.by_load: expected every k within 0 … {largest}")
         return self
@@ -193,6 +225,20 @@ class DraftSpec(Section):
             if self.tree or self.dynamic_tree or self.sampled:
                 raise ValueError("draft.vocabulary: an intersection drafts greedy chains only")
         return self
+
+    @model_validator(mode="after")
+    def _a_lookup_goes_before_a_chain(self) -> DraftSpec:
+        if self.lookup and self.method in METHODS_WITHOUT_DRAFT:
+            raise ValueError(f"draft.lookup: draft.method '{self.method}' is no draft to go before")
+        if self.lookup and (self.tree or self.dynamic_tree):
+            raise ValueError("draft.lookup: goes before chains, not trees")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a step proposes, by the draft or by the lookup before it."""
+        found = self.lookup.num_draft_tokens if self.lookup else 0
+        return max(self.num_draft_tokens, found)
 
     @model_validator(mode="after")
     def _ngram_sizes_are_ordered(self) -> DraftSpec:
@@ -336,8 +382,8 @@ class BuildSpec(Section):
 
     @property
     def num_draft_tokens(self) -> int:
-        """k, or 0 without a draft."""
-        return self.draft.num_draft_tokens if self.speculates else 0
+        """The longest proposal of a step, or 0 without a draft."""
+        return self.draft.longest if self.speculates else 0
 
     @property
     def build_directory(self) -> Path:

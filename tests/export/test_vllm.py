@@ -38,6 +38,7 @@ EXPECTED: dict[str, tuple[Speculation, Speculation, Speculation]] = {
     "vicuna-7b-medusa.inf2": (("medusa", 4), "", ""),
     "smollm2-135m.cpu": (None, "", ""),
     "smollm2-135m-eagle.cpu": (("eagle", 4), "", ""),
+    "smollm2-135m-eagle-lookup.cpu": (("eagle", 4), "", ""),
     "smollm2-135m-eagle3.cpu": (("eagle3", 4), "", ""),
     "smollm2-135m-early-exit.cpu": ("", "", ""),
     "smollm2-135m-medusa.cpu": (("medusa", 4), "", ""),
@@ -192,6 +193,12 @@ def test_trees_become_chains_of_their_depth(
 
 def test_a_chain_loses_no_shape() -> None:
     assert "draft." not in lost(gpu(make_spec())) + lost(plugin(make_spec()))
+
+
+def test_a_lookup_is_lost_and_the_draft_goes_on() -> None:
+    handover = gpu(make_spec("eagle", draft={"lookup": {"num_draft_tokens": 9}}))
+    assert "draft.lookup" in lost(handover)
+    assert speculation(handover)["num_speculative_tokens"] == 4
 
 
 # Plain vLLM

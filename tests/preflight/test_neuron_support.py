@@ -115,6 +115,12 @@ TREE = {"tree": [[0], [1]]}
             "draft.tree of draft.method 'model'",
             "leave draft.tree out: a draft model",
         ),
+        (
+            {"method": "eagle", "draft_fields": {"lookup": {}}},
+            {"method": "eagle"},
+            "draft.lookup (its graphs",
+            "leave draft.lookup out",
+        ),
     ],
 )
 def test_what_nxdi_has_nothing_for(

@@ -59,3 +59,17 @@ def test_an_intersection_is_of_a_draft_model_and_drafts_greedy_chains() -> None:
     assert "greedy chains" in fault_of(**draft, tree=[[0], [1]])
     assert "greedy chains" in fault_of(**draft, dynamic_tree={"depth": 2, "top_k": 2})
     assert "has no tokenizer" in fault_of(method="suffix", vocabulary="intersection")
+
+
+def test_a_lookup_goes_before_a_chain_of_a_draft() -> None:
+    draft = {"method": "eagle", "model": "x", "lookup": {"num_draft_tokens": 9}}
+    found = DraftSpec.model_validate({**draft, "by_load": [[1, 9], [2, 0]]})
+    assert (found.num_draft_tokens, found.longest) == (4, 9)
+    assert "is no draft to go before" in fault_of(method="ngram", lookup={})
+    assert "is no draft to go before" in fault_of(lookup={})
+    assert "not trees" in fault_of(**draft, tree=[[0], [1]])
+    assert "not trees" in fault_of(**draft, dynamic_tree={"depth": 2, "top_k": 2})
+    assert "draft.lookup.shortest 9 is larger" in fault_of(
+        method="eagle", model="x", lookup={"shortest": 9}
+    )
+    assert "within 0 … 9" in fault_of(**draft, by_load=[[1, 10]])

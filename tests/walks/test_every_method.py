@@ -70,6 +70,12 @@ def test_walk_with_a_draft_model_of_another_family(folder: Path) -> None:
     assert all("'intersection'" in remedy for remedy in codes.values())
 
 
+def test_walk_with_a_lookup_before_the_draft(folder: Path) -> None:
+    path = write_spec(folder, "eagle")
+    path.write_text(path.read_text() + "[draft.lookup]\nnum_draft_tokens = 6\n")
+    walk(load_spec(path))
+
+
 def walk(spec: BuildSpec) -> None:
     prepared = prepare(spec)
     assert check(spec, prepared) == check(spec) == []

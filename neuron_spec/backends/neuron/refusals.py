@@ -28,6 +28,8 @@ def method_faults(spec: BuildSpec) -> Iterator[str]:
         )
     if spec.draft.vocabulary == "intersection":
         yield "draft.vocabulary: NxDI hands draft ids to the target as they are; use 'same'"
+    if spec.draft.lookup:
+        yield "draft.lookup: NxDI's graphs draft in every step; leave it out"
     if spec.draft.tree and method not in _TREE_METHODS:
         yield (
             f"draft.tree: NxDI has trees for {' and '.join(_TREE_METHODS)} only, and asserts that "

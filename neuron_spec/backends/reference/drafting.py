@@ -19,7 +19,7 @@ from neuron_spec.drafters import (
     IntersectionDrafter,
     Translation,
 )
-from neuron_spec.drafters.lookup import LOOKUP_DRAFTERS
+from neuron_spec.drafters.lookup import LOOKUP_DRAFTERS, with_lookup
 from neuron_spec.spec.schema import DraftSpec
 
 
@@ -38,7 +38,7 @@ class DraftParts:
 def drafter_of(parts: DraftParts) -> Drafter | None:
     """The drafter of the spec's method, or None without speculation."""
     method = parts.spec.method
-    return None if method == "none" else _MAKERS[method](parts)
+    return None if method == "none" else with_lookup(parts.spec, _MAKERS[method](parts))
 
 
 def _head(parts: DraftParts) -> Drafter:

@@ -50,7 +50,7 @@ class NeuronBuild:
     def path(self) -> Path | None:
         """The way through NxDI; None where NxDI has none."""
         draft = self.spec.draft
-        if draft.dynamic_tree or draft.vocabulary == "intersection":
+        if draft.dynamic_tree or draft.lookup or draft.vocabulary == "intersection":
             return None
         return path_of(draft.method, has_tree=bool(draft.tree), is_fused=self.neuron.fused)
 

@@ -105,6 +105,9 @@ def check_method(build: NeuronBuild) -> Iterator[Finding]:
     if draft.dynamic_tree:
         setting = "draft.dynamic_tree (nothing in NxDI uses its dynamic_token_tree.py)"
         instead = "use draft.tree with eagle, or a chain"
+    elif draft.lookup:
+        setting = "draft.lookup (its graphs draft in every step)"
+        instead = "leave draft.lookup out"
     elif draft.vocabulary == "intersection":
         setting = "draft.vocabulary 'intersection' (draft ids go to the target unmapped)"
         instead = "use a draft with the target's tokenizer"
