@@ -1,9 +1,10 @@
 """Best draft length per load, from what was measured: pure functions, nothing runs in here.
 
 A step that drafts k tokens gives E(k) tokens and takes T(k, c) seconds with c requests running;
-without speculation it gives 1 and takes T(0, c). The speed-up is E(k) · T(0, c) / T(k, c). E comes
-from the numbers of accepted tokens: a chain cut to k tokens accepts what the longer one accepted,
-at most k.
+without speculation it gives 1 and takes T(0, c). So a token takes T(k, c) / E(k), and beside it
+what the prompts of the c - 1 other requests take of the time, S for each: (c - 1) · S, whatever k
+is. The speed-up is the time without speculation over that with it. E comes from the numbers of
+accepted tokens: a chain cut to k tokens accepts what the longer one accepted, at most k.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ acceptance turns out lower than measured."""
 
 @dataclass(frozen=True)
 class Option:
-    """One draft length at one concurrency."""
+    """One draft length at one concurrency.
+
+    Attributes:
+        break_even_length: tokens that a step has to give so that plain steps take no less time.
+    """
 
     num_draft_tokens: int
     tokens_per_step: Estimate
     step_s: Estimate
+    break_even_length: float
     speed_up: Estimate
 
     def as_dict(self) -> dict[str, Any]:
@@ -39,7 +45,7 @@ class Option:
             "tokens_per_step": self.tokens_per_step.as_dict(),
             "step_s": self.step_s.as_dict(),
             "speed_up": self.speed_up.as_dict(),
-            "break_even_length": self.tokens_per_step.value / self.speed_up.value,
+            "break_even_length": self.break_even_length,
         }
 
 
@@ -94,16 +100,23 @@ class Plan:
         }
 
 
-def make_plan(tokens_per_step: Mapping[int, Estimate], costs: CostCurve) -> Plan:
+def make_plan(
+    tokens_per_step: Mapping[int, Estimate], costs: CostCurve, *, prompt_s_per_token: float = 0.0
+) -> Plan:
     """Choose a draft length for every load.
 
     Args:
         tokens_per_step: by draft length, see `tokens_by_draft_length`; 0 is 1 by definition.
         costs: measured; draft lengths without a known number of tokens are left out.
+        prompt_s_per_token: S, the time of a request's prompt over its output tokens, in which the
+            other requests wait; 0 tells of decoding alone.
     """
     known = {0: Estimate(1.0, 1.0, 1.0, _num_samples(tokens_per_step)), **tokens_per_step}
     usable = [k for k in costs.draft_lengths if k in known]
-    loads = tuple(_plan_load(c, usable, known, costs) for c in costs.concurrencies)
+    loads = tuple(
+        _plan_load(c, usable, known, costs, (c - 1) * prompt_s_per_token)
+        for c in costs.concurrencies
+    )
     by_load = _bands(usable, known, costs)
     off = [first for first, k in by_load if k == 0]
     is_off_at_the_end = by_load[-1][1] == 0
@@ -166,28 +179,45 @@ def _num_samples(tokens_per_step: Mapping[int, Estimate]) -> int:
 
 
 def _plan_load(
-    concurrency: int, usable: Sequence[int], known: Mapping[int, Estimate], costs: CostCurve
+    concurrency: int,
+    usable: Sequence[int],
+    known: Mapping[int, Estimate],
+    costs: CostCurve,
+    waiting_s: float,
 ) -> LoadPlan:
-    measured = costs.at(concurrency)
-    plain = measured[0].step_s
+    steps = {k: cost.step_s for k, cost in costs.at(concurrency).items()}
+    plain = steps[0]
     options = tuple(
-        Option(k, known[k], measured[k].step_s, _speed_up(known[k], measured[k].step_s, plain, k))
+        Option(
+            k, known[k], steps[k], steps[k].value / plain.value,
+            _speed_up(known[k], steps[k], plain, waiting_s) if k else _even(known[k].num_samples),
+        )
         for k in usable
+    )  # fmt: skip
+    chosen = _shortest_of_the_best(
+        {k: known[k].value * plain.value / steps[k].value for k in usable}
     )
-    chosen = _shortest_of_the_best({o.num_draft_tokens: o.speed_up.value for o in options})
     return LoadPlan(concurrency, options, next(o for o in options if o.num_draft_tokens == chosen))
 
 
-def _speed_up(tokens: Estimate, step: Estimate, plain: Estimate, k: int) -> Estimate:
-    """E · T(0) / T(k); the three relative errors are independent and add up as squares."""
-    if k == 0:
-        return Estimate(1.0, 1.0, 1.0, tokens.num_samples)
-    value = tokens.value * plain.value / step.value
-    errors = [part.relative_error for part in (tokens, step, plain)]
-    known = [error for error in errors if error is not None]
-    if len(known) < len(errors):
+def _even(num_samples: int) -> Estimate:
+    return Estimate(1.0, 1.0, 1.0, num_samples)
+
+
+def _speed_up(tokens: Estimate, step: Estimate, plain: Estimate, waiting_s: float) -> Estimate:
+    """(T(0) + w) / (T(k) / E + w); the relative errors of the three are independent and add up as
+    squares, each by its part in the time."""
+    decoding_s = step.value / tokens.value
+    value = (plain.value + waiting_s) / (decoding_s + waiting_s)
+    parts = (decoding_s / (decoding_s + waiting_s), plain.value / (plain.value + waiting_s))
+    errors = [
+        part * error
+        for estimate, part in ((tokens, parts[0]), (step, parts[0]), (plain, parts[1]))
+        if (error := estimate.relative_error) is not None
+    ]
+    if len(errors) < 3:
         return Estimate(value, None, None, tokens.num_samples)
-    half = normal_quantile(CONFIDENCE) * math.hypot(*known)
+    half = normal_quantile(CONFIDENCE) * math.hypot(*errors)
     return Estimate(
         value, value * math.exp(-half), value * math.exp(half), tokens.num_samples, CONFIDENCE
     )

@@ -108,6 +108,26 @@ def test_the_speed_up_carries_the_uncertainty_of_all_three_parts() -> None:
     assert make_plan(unknown, curve(lambda c, k: 1.0, [1])).loads[0].options[1].speed_up.low is None
 
 
+def test_other_prompts_take_from_what_speculation_gains_and_loses() -> None:
+    """A prompt takes half a step's time for each output token: one of them at 2, seven at 8."""
+    costs = curve(lambda c, k: 1 + k * (c - 1) / 7, [1, 2, 8])
+    alone = make_plan(TOKENS, costs)
+    beside = make_plan(TOKENS, costs, prompt_s_per_token=0.5)
+    assert beside.by_load == alone.by_load
+    for waiting, without, with_prompts in zip(
+        (0, 0.5, 3.5), alone.loads, beside.loads, strict=True
+    ):
+        for one, other in zip(without.options, with_prompts.options, strict=True):
+            step_s = one.step_s.value / one.tokens_per_step.value
+            expected = (1 + waiting) / (step_s + waiting)
+            assert other.speed_up.value == pytest.approx(expected)
+            assert other.break_even_length == one.break_even_length == one.step_s.value
+            assert one.speed_up.low is not None and one.speed_up.high is not None
+            assert other.speed_up.low is not None and other.speed_up.high is not None
+            width = one.speed_up.high / one.speed_up.low
+            assert other.speed_up.high / other.speed_up.low <= width + 1e-12
+
+
 def test_only_known_draft_lengths_are_planned() -> None:
     """A tree is known whole or not at all."""
     plan = make_plan({4: exact(2.5)}, curve(lambda c, k: 1 + 0.1 * k, [1, 2]))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neuron_spec.bench.load import NO_OFF_MEND
+from neuron_spec.bench.rounds import OFF
 from neuron_spec.bench.run import Run
 from neuron_spec.errors import UserError
 from neuron_spec.metrics.costs import CostCurve
@@ -27,7 +28,22 @@ def plan_of(run: Run) -> Plan:
         if always_drafts(run) and not run["record"].get("off"):
             mend = f"measure again: {NO_OFF_MEND}"
         raise UserError("the run has no step costs", mend=mend)
-    return make_plan(draft_lengths_of(run), CostCurve.from_list(run["step_costs"]))
+    costs = CostCurve.from_list(run["step_costs"])
+    return make_plan(
+        draft_lengths_of(run), costs, prompt_s_per_token=prompt_s_per_token_of(run) or 0.0
+    )
+
+
+def prompt_s_per_token_of(run: Run) -> float | None:
+    """Mean time to first token over mean output tokens, without speculation and one request at a
+    time, where nothing else is waited for; None where that was not measured, or was by a version
+    that did not tell means."""
+    for load in run["loads"]:
+        if (load["way"], load["concurrency"]) == (OFF, 1) and "mean" in (load["ttft_s"] or {}):
+            ttft_s: float = load["ttft_s"]["mean"]["value"]
+            num_tokens: int = load["num_output_tokens"]
+            return ttft_s * load["num_requests"] / num_tokens if num_tokens else None
+    return None
 
 
 def always_drafts(run: Run) -> bool:

@@ -17,6 +17,7 @@ from neuron_spec.metrics.costs import CostCurve
 from neuron_spec.metrics.estimates import (
     Estimate,
     geometric_mean,
+    mean,
     quantile,
     ratio_of_pairs,
     ratio_of_sums,
@@ -146,7 +147,8 @@ def _percentiles(values: Iterable[float | None]) -> dict[str, Any] | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return {name: quantile(known, share).as_dict() for name, share in PERCENTILES.items()}
+    told = {name: quantile(known, share).as_dict() for name, share in PERCENTILES.items()}
+    return {**told, "mean": mean(known).as_dict()}
 
 
 def _speed_up(rounds: Rounds, way: str, concurrency: int) -> dict[str, Any]:

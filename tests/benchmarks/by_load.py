@@ -5,7 +5,8 @@
 A first run, over half of the built-in prompts, gives the plan. A second run, over the other half,
 measures off, on and the planned draft lengths in turn at every concurrency, and is compared with
 what the plan said: throughput by load over the better of on and off, and the predicted speed-up of
-decoding with the measured one.
+decoding with the measured one, both with the acceptance of the first half and with its own; and the
+same by kind of work for whole requests, one at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from rich.console import Console
@@ -58,9 +61,10 @@ def predicted(plan: Plan, concurrency: int, num_draft_tokens: int) -> float:
 
 
 def table_of(run: dict[str, Any], plan: Plan, chosen: DraftLength, largest: int) -> Table:
+    own = plan_of(run)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("in flight", "k", "off", "on", "by load", "by load / better",
-                   "speed-up on: plan", "measured"):  # fmt: skip
+                   "speed-up on: planned", "with own acceptance", "measured"):  # fmt: skip
         table.add_column(column)
     for concurrency in CONCURRENCIES:
         rates = throughputs(run, concurrency)
@@ -74,8 +78,34 @@ def table_of(run: dict[str, Any], plan: Plan, chosen: DraftLength, largest: int)
             str(concurrency), str(chosen.at(concurrency)),
             *(f"{rate:.1f}" for rate in (rates["off"], rates["on"], by_load)),
             f"{by_load / better:.3f}",
-            f"{predicted(plan, concurrency, largest):.2f}", f"{decoding:.2f}",
+            *(f"{predicted(each, concurrency, largest):.2f}" for each in (plan, own)),
+            f"{decoding:.2f}",
         )  # fmt: skip
+    return table
+
+
+def kinds_of(run: dict[str, Any], largest: int) -> Table:
+    """Which kinds of work pay at one request: whole requests, their prompts included."""
+    step_s = {
+        cost["num_draft_tokens"]: cost["step_s"]["value"]
+        for cost in run["step_costs"]
+        if cost["concurrency"] == 1
+    }
+    ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for prompt in run["prompts"]:
+        acceptance, num_tokens = prompt["acceptance"], prompt["num_output_tokens"]
+        steps = acceptance["num_steps"]
+        tokens_a_step = (steps + acceptance["num_accepted_tokens"]) / steps
+        off_s = num_tokens / prompt["off_tokens_per_s"]
+        saved_s = (num_tokens - 1) * (step_s[0] - step_s[largest] / tokens_a_step)
+        ratios[prompt["kind"]].append((off_s / (off_s - saved_s), prompt["ratio"]))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("kind of work", "prompts", "speed-up on: plan", "measured", "plan / measured"):
+        table.add_column(column)
+    for kind, pairs in ratios.items():
+        planned, found = (geometric_mean(values) for values in zip(*pairs, strict=True))
+        cells = planned, found, planned / found
+        table.add_row(kind, str(len(pairs)), *(f"{value:.2f}" for value in cells))
     return table
 
 
@@ -90,7 +120,7 @@ def main() -> int:
     spec = loaded.model_copy(update={"shape": loaded.shape.model_copy(update=shape)})
     rows = rows_of(None, "all", None)
     rows = rows[:: max(1, len(rows) // options.rows)][: options.rows]
-    console = Console(width=120)
+    console = Console(width=140)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         artifact = compile_model(spec, prepare(spec, folder / "draft"), folder / "artifact")
@@ -101,6 +131,7 @@ def main() -> int:
         session.draft_length = DraftLength.by_load(plan.by_load, largest)
         run = measured(session, artifact, rows[1::2], options)
         console.print(table_of(run, plan, session.draft_length, largest))
+        console.print(kinds_of(run, largest))
     return 0
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from neuron_spec.backends.reference.attention import attend
+from neuron_spec.backends.reference.attention import attend, bias_of
 from neuron_spec.drafters import Branches
 
 SPAN_MULTIPLE = 64  # attention reads whole multiples, so that shapes repeat
@@ -70,6 +70,7 @@ class Window:
         self._device = cache.keys[0].device
         self._needs_mask = len(starts) > 1 or num_positions > 1 or branches is not None
         self.span = min(round_up(last), cache.length) if self._needs_mask else last
+        self._bias: Tensor | None = None
 
     @cached_property
     def positions(self) -> Tensor:
@@ -112,7 +113,10 @@ class Window:
         """Write key and value [rows, n, kv_heads, head_dim] into one layer's cache; what the
         queries [rows, n, heads, head_dim] make of all they see, in their shape."""
         keys, values = self.store(kv[0], key), self.store(kv[1], value)
-        return attend(query, keys, values, self.mask)
+        if self._bias is None and self.mask is not None:  # the same in every layer
+            group = query.shape[2] // keys.shape[1]
+            self._bias = bias_of(self.mask, group, query.dtype)
+        return attend(query, keys, values, self._bias)
 
     def silu(self, x: Tensor) -> Tensor:
         """The activation, elementwise."""

@@ -34,7 +34,8 @@ class Linear:
     ) -> None:
         self.parts = (weight,) if isinstance(weight, Tensor) else tuple(weight)
         self.in_features = self.parts[0].shape[1]
-        self.out_features = sum(len(part) for part in self.parts)
+        self._sizes = [len(part) for part in self.parts]
+        self.out_features = sum(self._sizes)
         self.bias = bias
         self._native = native
         self._onednn: Tensor | None = None
@@ -57,6 +58,15 @@ class Linear:
             return F.linear(x, self.parts[0], self.bias)
         products = torch.cat([F.linear(x, part) for part in self.parts], dim=-1)
         return products if self.bias is None else products + self.bias
+
+    def apart(self, x: Tensor) -> Sequence[Tensor]:
+        """The same of every weight for itself; where they are products of their own nothing is
+        joined."""
+        native, num_rows = self._native, x.numel() // self.in_features
+        if native is None or native.takes(num_rows) or self.bias is not None:
+            joined: Sequence[Tensor] = self(x).split(self._sizes, dim=-1)
+            return joined
+        return [F.linear(x, part) for part in self.parts]
 
     @property
     def is_int8(self) -> bool:

@@ -52,7 +52,6 @@ class Attention:
     """Grouped-query attention of one layer; q, k and v are one product."""
 
     def __init__(self, config: ModelConfig, prefix: str, parameters: Parameters) -> None:
-        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         self.qkv = parameters.linear(*(f"{prefix}{name}_proj" for name in "qkv"))
         self.output = parameters.linear(f"{prefix}o_proj")
@@ -65,9 +64,8 @@ class Attention:
     ) -> Tensor:
         """[rows, n, hidden] -> [rows, n, hidden]; writes this layer's keys and values."""
         rows, count, _ = x.shape
-        heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
-        mixed = self.qkv(x).view(rows, count, heads + 2 * kv_heads, dim)
-        query, key, value = mixed.split([heads, kv_heads, kv_heads], dim=2)
+        mixed = self.qkv.apart(x)
+        query, key, value = (part.view(rows, count, -1, self.head_dim) for part in mixed)
         query, key = (
             rotate(norm(part) if norm else part, *tables)
             for norm, part in zip(self.head_norms, (query, key), strict=True)
@@ -95,7 +93,7 @@ class Layer:
 
     def feed_forward(self, x: Tensor, window: View) -> Tensor:
         """The layer's second half, [..., hidden] -> [..., hidden]."""
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        gate, up = self.gate_up.apart(self.mlp_norm(x))
         return x + self.down(window.silu(gate) * up)
 
     @cached_property
