@@ -129,6 +129,12 @@ class Manifest(Record):
     pinned_shapes: PinnedShapesRecord | None = None
 
     @property
+    def lookup_method(self) -> str | None:
+        """Of the lookup before the draft, if there is one."""
+        lookup = self.spec["draft"].get("lookup")
+        return lookup["method"] if lookup else None
+
+    @property
     def holds_weights(self) -> bool:
         """Whether it loads without the checkpoints it was made from."""
         return self.neuron is not None and self.neuron.holds_weights

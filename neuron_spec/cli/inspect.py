@@ -155,10 +155,10 @@ def _inspect_artifact(directory: Path, as_json: bool) -> None:
     if as_json:
         print_json(manifest.model_dump(mode="json"))
         return
-    draft = manifest.spec["draft"]
-    speculation = (
-        f"{draft['method']}, k = {manifest.num_draft_tokens}" if manifest.speculation else "off"
-    )
+    method = manifest.spec["draft"]["method"]
+    if manifest.lookup_method:
+        method = f"{manifest.lookup_method} lookup before {method}"
+    speculation = f"{method}, k = {manifest.num_draft_tokens}" if manifest.speculation else "off"
     libraries = ", ".join(f"{name} {version}" for name, version in manifest.libraries.items())
     rows = {
         "artifact": str(directory),

@@ -74,6 +74,7 @@ def create_app(
     card = {
         "backend": manifest.backend,
         "draft_method": manifest.spec["draft"]["method"],
+        "lookup_method": manifest.lookup_method,
         "speculation": manifest.speculation and speculate,
         "num_draft_tokens": manifest.num_draft_tokens if speculate else 0,
         "verification_rule": manifest.spec["verification"]["rule"],

@@ -9,9 +9,14 @@ import pytest
 import tiny
 import tiny_heads
 import tiny_vocabularies
+from click.testing import CliRunner
+from served import TestClient
 
 from neuron_spec import check, compile_model, load, load_spec, prepare
+from neuron_spec.artifacts import open_artifact
+from neuron_spec.cli.main import cli
 from neuron_spec.equivalence import compare_greedy
+from neuron_spec.serving.app import create_app
 from neuron_spec.spec.schema import DRAFT_METHODS, BuildSpec
 
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -73,7 +78,14 @@ def test_walk_with_a_draft_model_of_another_family(folder: Path) -> None:
 def test_walk_with_a_lookup_before_the_draft(folder: Path) -> None:
     path = write_spec(folder, "eagle")
     path.write_text(path.read_text() + "[draft.lookup]\nnum_draft_tokens = 6\n")
-    walk(load_spec(path))
+    spec = load_spec(path)
+    walk(spec)
+    directory = str(spec.build_directory / "artifact")
+    told = CliRunner().invoke(cli, ["inspect", directory])
+    assert "suffix lookup before eagle, k = 6" in told.output
+    with TestClient(create_app(open_artifact(directory))) as client:
+        (card,) = client.get("/v1/models").json()["data"]
+    assert (card["draft_method"], card["lookup_method"]) == ("eagle", "suffix")
 
 
 def walk(spec: BuildSpec) -> None:

@@ -13,7 +13,8 @@ const RULES = {
 export function headline(model) {
   if (model.speculation === false) return `${model.id} · decodes with the target alone`;
   const k = model.num_draft_tokens;
-  const method = model.draft_method ? ` · ${model.draft_method} draft` : "";
+  const lookup = model.lookup_method ? `${model.lookup_method} lookup before ` : "";
+  const method = model.draft_method ? ` · ${lookup}${model.draft_method} draft` : "";
   return model.id + method + (k ? ` · up to ${k} drafted tokens a step` : "");
 }
 
