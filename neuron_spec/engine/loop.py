@@ -61,12 +61,14 @@ class DecodeLoop:
 
     @property
     def draft_length(self) -> int:
-        """k of the next step; 0 where no running request speculates."""
+        """k of the next step; 0 where no running request speculates. Requests that wait and will
+        have a slot count: a longer step now would keep them from it."""
         slots = list(self._slots.items())  # a copy: other threads ask too
         running = [running for slot, running in slots if slot != self._prefilling]
         if not any(one.request.speculate for one in running):
             return 0
-        return self._draft_length.at(len(slots))
+        load = min(len(slots) + self.num_waiting, self._speculator.limits.batch_size)
+        return self._draft_length.at(load)
 
     @property
     def _has_rows(self) -> bool:

@@ -52,3 +52,23 @@ def test_every_step_uses_the_band_of_its_load() -> None:
     assert {num_rows for num_rows, _ in speculator.steps} >= {1, 2, 3, 5, 6}
     for num_rows, k in speculator.steps:
         assert k == DraftLength(BANDS).at(num_rows)
+
+
+def test_requests_that_will_have_a_slot_are_load_already() -> None:
+    """Six are asked for at once: while the first prompts run, the band of six is the one."""
+    loop = DecodeLoop(Recording(6), str, draft_length=DraftLength.by_load([(1, 4), (4, 1)], 4))
+    loop.submit(Request((0,), max_new_tokens=4))
+    loop.advance()
+    assert loop.draft_length == 4
+    for n in range(1, 6):
+        loop.submit(Request((n,), max_new_tokens=4))
+    assert loop.num_running < 4
+    assert loop.draft_length == 1
+
+
+def test_requests_beyond_the_slots_are_no_load() -> None:
+    loop = DecodeLoop(Recording(2), str, draft_length=DraftLength.by_load([(1, 4), (3, 1)], 4))
+    for n in range(6):
+        loop.submit(Request((n,), max_new_tokens=4))
+    loop.advance()
+    assert loop.draft_length == 4
