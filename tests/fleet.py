@@ -32,13 +32,13 @@ PROMPTS = ("abc", "hello", "To be", "xyzzy", "12 34", "né", "q", "zz top")
 
 def build(folder: Path, *, seed: int = 0) -> Artifact:
     """The tiny target with the tiny EAGLE head; another seed is another model."""
-    tiny.write_target(folder / "target", seed=seed)
-    tiny.write_eagle(folder / "eagle")
+    tiny.write_target(folder / "target", seed=seed, max_position_embeddings=1024)
+    tiny.write_eagle(folder / "eagle", max_position_embeddings=1024)
     path = tiny.write_spec(
         folder / "tiny.toml",
         target={"model": "target"},
         draft={"method": "eagle", "model": "eagle", "num_draft_tokens": 3},
-        shape={"max_prompt_tokens": 64, "max_total_tokens": 200, "batch_size": 2},
+        shape={"max_prompt_tokens": 64, "max_total_tokens": 1000, "batch_size": 2},
     )
     spec = load_spec(path)
     return compile_model(spec, prepare(spec, folder / "draft"), folder / "artifact")

@@ -23,7 +23,8 @@ from neuron_spec.artifacts import Artifact
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'neuron-spec[ray]'")
 
-NUM_TOKENS, MANY_TOKENS = 60, 150
+NUM_TOKENS, MANY_TOKENS, LONG = 60, 150, 900
+"""Of outputs; the long ones are streams that are cut in the middle."""
 RETURN_S = 120
 
 
@@ -132,9 +133,10 @@ def test_a_client_that_leaves_frees_its_slot(two: Program) -> None:
 
 
 def test_a_replica_killed_under_load(
-    two: Program, expected: dict[str, str], expected_long: dict[str, str]
+    two: Program, artifact: Artifact, expected: dict[str, str]
 ) -> None:
     """No answer is wrong or silently short, what failed is seen, and the replica returns."""
+    expected_streams = fleet.answers(artifact, LONG)
     before = ready_replicas(two.url)
     statuses: Counter[int] = Counter()
     hooks = {"response": [lambda response: statuses.update([response.status_code])]}
@@ -142,7 +144,7 @@ def test_a_replica_killed_under_load(
         client = OpenAI(base_url=f"{two.url}/v1", api_key=KEY, http_client=http, max_retries=5)
         streams, wholes = _load_with_a_kill(two, client)
     for outcome in streams:
-        check(outcome, expected_long)
+        check(outcome, expected_streams)
     # All slots were taken by streams: two were cut, and the clients saw it.
     assert any(outcome.status is None and outcome.text for outcome in streams)
     assert any(outcome.status == 200 for outcome in streams)
@@ -170,7 +172,7 @@ def _load_with_a_kill(two: Program, client: OpenAI) -> tuple[list[Outcome], list
     def streams_of(prompt: str) -> list[Outcome]:
         outcomes = []
         while not is_over.is_set():
-            outcomes.append(ask(two.url, prompt, MANY_TOKENS, stream=True))
+            outcomes.append(ask(two.url, prompt, LONG, stream=True))
         return outcomes
 
     with ThreadPoolExecutor(16) as clients:
