@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neuron_spec.bench.load import NO_OFF, WARM_UP_TOKENS, LoadSettings
-from neuron_spec.bench.rounds import AS_SERVED, OFF, ON, Round, Rounds, Served, rotated
+from neuron_spec.bench.rounds import AS_SERVED, OFF, ON, Round, Rounds, Served, passes_at, rotated
 from neuron_spec.bench.scrape import SpeculationMetrics
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.client import OWNER, Answer, AnswerError, OpenAIClient, request_of
@@ -143,7 +143,8 @@ def _round(
     remote: Remote, rows: Sequence[WorkloadRow], options: Mapping[str, Any], concurrency: int
 ) -> Round:
     before = SpeculationMetrics.parse(remote.client.metrics(), remote.client.model)
-    wall_s, served, failures = _run_closed(remote, rows, options, concurrency)
+    passes = passes_at(concurrency, len(rows))
+    wall_s, served, failures = _run_closed(remote, rows, options, concurrency, passes)
     after = SpeculationMetrics.parse(remote.client.metrics(), remote.client.model)
     counts = None
     if before is not None and after is not None and not failures:
@@ -152,7 +153,11 @@ def _round(
 
 
 def _run_closed(
-    remote: Remote, rows: Sequence[WorkloadRow], options: Mapping[str, Any], concurrency: int
+    remote: Remote,
+    rows: Sequence[WorkloadRow],
+    options: Mapping[str, Any],
+    concurrency: int,
+    passes: int = 1,
 ) -> tuple[float, list[Served], list[str]]:
     """Seconds, what was served, and the kinds of failures, with so many requests in flight."""
 
@@ -166,9 +171,10 @@ def _run_closed(
             return "no token count"
         return _served(place, answer, count, tells_acceptance=remote.is_ours)
 
+    places = list(range(len(rows))) * passes
     start = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
-        results = list(pool.map(one, range(len(rows))))
+        results = list(pool.map(one, places))
     seconds = time.perf_counter() - start
     served = [result for result in results if isinstance(result, Served)]
     return seconds, served, [result for result in results if isinstance(result, str)]

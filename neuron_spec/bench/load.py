@@ -1,8 +1,9 @@
 """Speculation off and on under load: a fixed number of requests in flight, the ways in turn.
 
-Closed loop: as soon as one request ends the next begins, so that the concurrency is what it is
-called until the last few requests. All ways of decoding run within every repetition, in an order
-that rotates, so that a machine that grows slower or faster takes from none of them.
+Closed loop: as soon as one request ends the next begins, and rows run again where they are few
+(`passes_at`), so that the concurrency is what it is called for most of a round. All ways of
+decoding run within every repetition, in an order that rotates, so that a machine that grows slower
+or faster takes from none of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neuron_spec.bench.peers import Peer
-from neuron_spec.bench.rounds import BY_LOAD, OFF, ON, Round, Rounds, Served, rotated
+from neuron_spec.bench.rounds import BY_LOAD, OFF, ON, Round, Rounds, Served, passes_at, rotated
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import FailEvent, FinishEvent, TokenEvent
@@ -49,9 +50,11 @@ class Way:
     session: Session
     draft_length: DraftLength
 
-    def run(self, requests: Sequence[Request], concurrency: int) -> tuple[float, list[Served]]:
+    def run(
+        self, requests: Sequence[Request], concurrency: int, passes: int = 1
+    ) -> tuple[float, list[Served]]:
         """See `run_closed`."""
-        return run_closed(self.session, requests, self.draft_length, concurrency)
+        return run_closed(self.session, requests, self.draft_length, concurrency, passes)
 
 
 def ways_of(session: Session, off: Session | None = None) -> dict[str, Way]:
@@ -107,9 +110,10 @@ def measure_loads(
     total = settings.repetitions * len(settings.concurrencies) * len(ways)
     for repetition in range(settings.repetitions):
         for concurrency in settings.concurrencies:
+            passes = passes_at(concurrency, len(rows))
             for way in rotated(list(ways), repetition):
                 progress("rounds", len(result.rounds), total)
-                wall_s, served = ways[way].run(requests[way], concurrency)
+                wall_s, served = ways[way].run(requests[way], concurrency, passes)
                 result.rounds.append(Round(way, concurrency, repetition, wall_s, tuple(served)))
         if peer is not None:
             _run_peer(session, requests[ON], peer, result)
@@ -135,11 +139,16 @@ def check_concurrencies(session: Session, concurrencies: Sequence[int]) -> None:
 
 
 def run_closed(
-    session: Session, requests: Sequence[Request], draft_length: DraftLength, concurrency: int
+    session: Session,
+    requests: Sequence[Request],
+    draft_length: DraftLength,
+    concurrency: int,
+    passes: int = 1,
 ) -> tuple[float, list[Served]]:
-    """Seconds, and every request served, with `concurrency` of them in flight."""
+    """Seconds, and every request served, so many `passes` over all with `concurrency` of them in
+    flight."""
     loop = DecodeLoop(session.speculator, session.tokenizer.decode, draft_length=draft_length)
-    waiting = list(enumerate(requests))[::-1]
+    waiting = list(enumerate(requests))[::-1] * passes
     open_: dict[int, _Collected] = {}
     done: list[Served] = []
     start = time.perf_counter()

@@ -12,6 +12,9 @@ OFF, ON, BY_LOAD = "off", "on", "by-load"
 AS_SERVED = "as served"
 """Of an endpoint that nobody switches: with speculation or without, whichever it does."""
 WAYS = (OFF, ON, BY_LOAD, AS_SERVED)
+REQUESTS_PER_SLOT = 4
+"""At least so many for every one in flight: before all are in flight, and while the last ones end,
+fewer run than the concurrency says."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class Served:
 
 @dataclass(frozen=True)
 class Round:
-    """All rows once, in one way of decoding, with so many requests in flight.
+    """All rows, as often as `passes_at` says, in one way of decoding, with so many requests in
+    flight.
 
     Attributes:
         failures: what became of requests that were not served, one entry each.
@@ -124,6 +128,12 @@ def by_row(rounds: Sequence[Round]) -> dict[int, list[Served]]:
         for request in one.requests:
             rows.setdefault(request.row, []).append(request)
     return dict(sorted(rows.items()))
+
+
+def passes_at(concurrency: int, num_rows: int) -> int:
+    """How often a round runs all rows: once, or more where they would not keep so many requests in
+    flight for most of the time. Whole passes, so that every row counts the same."""
+    return 1 if concurrency == 1 else -(-REQUESTS_PER_SLOT * concurrency // num_rows)
 
 
 def rotated(ways: Sequence[str], by: int) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from neuron_spec.bench.rounds import OFF, Round, Rounds, Served, by_row
+from neuron_spec.bench.rounds import OFF, Round, Rounds, Served, by_row, passes_at
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.errors import UserError
 from neuron_spec.metrics import AcceptanceCounts
@@ -88,8 +88,12 @@ def notes_of(
     repetitions = 1 + max(r.repetition for r in rounds.rounds)
     if repetitions < 2:
         notes.append("one repetition: throughput and speed-up have no interval")
-    if max(concurrencies) > len(rows):
-        notes.append(f"{len(rows)} prompts cannot keep {max(concurrencies)} requests in flight")
+    most = max(concurrencies)
+    if (passes := passes_at(most, len(rows))) > 1:
+        notes.append(
+            f"{passes} passes over the prompts a round keep {most} requests in flight; where "
+            "prompts are cached, the later ones are faster"
+        )
     if failed := sum(len(r.failures) for r in rounds.rounds):
         total = failed + sum(len(r.requests) for r in rounds.rounds)
         notes.append(
@@ -134,9 +138,9 @@ def _load(rounds: Rounds, way: str, concurrency: int) -> dict[str, Any]:
 
 
 def _round_acceptance(own: Round) -> tuple[AcceptanceCounts | None, Estimate | None]:
-    """Of one round: a repetition of the same greedy request is no new sample of acceptance."""
+    """Of one round, once a row: the same greedy request again is no new sample of acceptance."""
     if any(request.acceptance is not None for request in own.requests):
-        return acceptance_of(own.requests)
+        return acceptance_of(requests[0] for requests in by_row([own]).values())
     counts = own.acceptance
     if counts is None or counts.length is None:
         return counts, None
@@ -244,7 +248,8 @@ def _prompt(own: Sequence[Served], off: Sequence[Served]) -> dict[str, Any]:
 
 def _samples(rows: Sequence[WorkloadRow], rounds: Rounds, concurrency: int) -> list[dict[str, Any]]:
     """The first outputs with where their text came from, for the token view."""
-    served = rounds.of(rounds.main_way, concurrency)[0].requests[:NUM_SAMPLES_SHOWN]
+    rows_served = by_row(rounds.of(rounds.main_way, concurrency)[:1])
+    served = [requests[0] for requests in rows_served.values()][:NUM_SAMPLES_SHOWN]
     return [
         {
             "kind": rows[request.row].category,

@@ -149,8 +149,8 @@ def test_two_servers_are_asked_in_turn() -> None:
     assert first["throughput"]["num_samples"] == 2
     assert {prompt["identical"] for prompt in data["prompts"]} == {True}
     assert {kind["kind"] for kind in data["kinds"]} == {"code", "chat"}
-    # A try, warm-ups of 1 and 2, then two rows at two concurrencies, twice.
-    assert len(on.asked) == len(off.asked) == 1 + 3 + 8
+    # A try, warm-ups of 1 and 2, then two rows, at two in flight in four passes, twice.
+    assert len(on.asked) == len(off.asked) == 1 + 3 + 2 * (2 + 8)
     assert on.most_running == 2
     assert {body["max_tokens"] for body in on.asked} == {8, 6}
     assert all(body["stream"] and body["stream_options"]["include_usage"] for body in on.asked)
@@ -219,7 +219,7 @@ def test_acceptance_from_the_servers_metrics() -> None:
     by_way = {load["way"]: load for load in data["loads"]}
     assert by_way["off"]["acceptance"] is None
     counts = by_way["on"]["acceptance"]
-    assert (counts["num_steps"], counts["num_drafted_tokens"]) == (6, 12)
+    assert (counts["num_steps"], counts["num_drafted_tokens"]) == (24, 48)  # of 8 requests
     assert counts["acceptance_rate_by_position"] == [1.0, 0.0]
     length = by_way["on"]["acceptance_length"]
     assert (length["value"], length["low"]) == (2.0, None)
@@ -228,14 +228,14 @@ def test_acceptance_from_the_servers_metrics() -> None:
 
 
 def test_failures_are_counted_and_not_in_the_figures() -> None:
-    server = Server(fails_from=1 + 3 + 5)
+    server = Server(fails_from=1 + 3 + 11)  # from the second row of the second repetition on
     data = run(remote(server), settings=SETTINGS)
     failed = sum(load["num_failed"] for load in data["loads"])
-    assert failed == 3
-    assert sum(load["num_requests"] for load in data["loads"]) == 5
+    assert failed == 1 + 8
+    assert sum(load["num_requests"] for load in data["loads"]) == 11
     assert {kind for load in data["loads"] for kind in load["failures"]} == {"status 503"}
-    assert any("3 of 8 requests failed" in note for note in data["notes"])
-    assert ", 2 failed" in html_report(data) or ", 3 failed" in html_report(data)
+    assert any("9 of 20 requests failed" in note for note in data["notes"])
+    assert ", 8 failed" in html_report(data) or ", 9 failed" in html_report(data)
 
 
 def test_rounds_with_failures_give_no_speed_up() -> None:
@@ -292,8 +292,12 @@ def test_our_own_server_on_a_socket() -> None:
         data = run_endpoints(open_ways(named, rows[0], settings.options), rows, settings)
     loads = {load["concurrency"]: load for load in data["loads"] if load["way"] != "off"}
     assert set(loads) == {1, 2}
-    for load in loads.values():
-        assert (load["num_requests"], load["num_output_tokens"]) == (2, 24)
+    for concurrency, load in loads.items():
+        number = {1: 2, 2: 8}[concurrency]
+        assert (load["num_requests"], load["num_output_tokens"]) == (
+            number,
+            12 * number,
+        )
         assert load["acceptance"]["num_drafted_tokens"] > 0
         assert load["tpot_s"]["p50"]["value"] > 0
     assert data["record"]["endpoints"]

@@ -11,6 +11,7 @@ from conftest import WordTokenizer
 from neuron_spec.backends.base import Limits, StepResult
 from neuron_spec.backends.scripted import ScriptedSpeculator
 from neuron_spec.bench.load import LoadSettings, Rounds, measure_loads, run_closed, ways_of
+from neuron_spec.bench.rounds import REQUESTS_PER_SLOT, passes_at
 from neuron_spec.bench.run import decode_share, run_of
 from neuron_spec.bench.steps import measure_step_costs
 from neuron_spec.bench.workload import WorkloadRow
@@ -67,6 +68,30 @@ def test_so_many_requests_are_in_flight_and_no_more() -> None:
             "corrected",
             "bonus",
         }
+
+
+def test_rows_run_again_where_they_are_few() -> None:
+    """Else the last requests of a round would run alone for most of its time."""
+    rounds, speculator = measured(LoadSettings((1, 4), 1, {"max_new_tokens": 9}))
+    counts = {r.concurrency: len(r.requests) for r in rounds.rounds}
+    assert counts == {1: 5, 4: 20}  # 4 x 4 requests, in whole passes over 5 rows
+    for r in rounds.rounds:
+        assert len({request.token_ids for request in r.requests}) == 5
+        assert [request.row for request in r.requests] == sorted(
+            row for row in range(5) for _ in range(counts[r.concurrency] // 5)
+        )
+    full = sum(running == 4 for running, _ in speculator.steps)
+    assert full > 0.8 * sum(running > 1 for running, _ in speculator.steps)
+
+
+def test_passes_count_every_row_the_same() -> None:
+    for concurrency, rows, passes in ((1, 1, 1), (1, 9, 1), (2, 8, 1), (2, 7, 2), (16, 16, 4)):
+        assert passes_at(concurrency, rows) == passes
+    for concurrency in range(2, 20):
+        for rows in range(1, 100):
+            total = rows * passes_at(concurrency, rows)
+            assert max(rows, REQUESTS_PER_SLOT * concurrency) <= total
+            assert total < REQUESTS_PER_SLOT * concurrency + rows
 
 
 def test_the_ways_rotate_within_every_repetition() -> None:

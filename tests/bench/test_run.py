@@ -66,7 +66,7 @@ def test_notes_say_what_figures_cannot_prove(run: Run) -> None:
     notes = run_of(RECORD, ROWS[:1], single, None)["notes"]
     assert any("one prompt proves nothing" in note for note in notes)
     assert any("one repetition" in note for note in notes)
-    assert any("cannot keep 2 requests in flight" in note for note in notes)
+    assert any("8 passes over the prompts a round keep 2" in note for note in notes)
 
 
 def test_a_run_is_read_back_and_other_files_are_refused(tmp_path: Path, run: Run) -> None:

@@ -38,9 +38,11 @@ DEMO_SPEC = ROOT / "compile" / "smollm2-135m-eagle.cpu.toml"
 CONCURRENCIES = (1, 2, 4, 8, 16)
 
 
-def measured(session: Any, artifact: Any, rows: Any, options: argparse.Namespace) -> dict[str, Any]:
-    wanted = {"max_new_tokens": options.tokens, "ignore_eos": True}
-    settings = LoadSettings(CONCURRENCIES, options.repetitions, wanted)
+def measured(
+    session: Any, artifact: Any, rows: Any, tokens: int, concurrencies: Any, repetitions: int
+) -> dict[str, Any]:
+    wanted = {"max_new_tokens": tokens, "ignore_eos": True}
+    settings = LoadSettings(concurrencies, repetitions, wanted)
     rounds = measure_loads(session, rows, settings)
     costs = measure_step_costs(session, rows, CONCURRENCIES)
     return run_of(record_of(artifact, rows, wanted), rows, rounds, costs)
@@ -126,10 +128,12 @@ def main() -> int:
         artifact = compile_model(spec, prepare(spec, folder / "draft"), folder / "artifact")
         session = open_session(artifact)
         largest = session.speculator.limits.num_draft_tokens
-        plan = plan_of(measured(session, artifact, rows[::2], options))
+        # Acceptance, time to first token and step costs are all that a plan reads.
+        plan = plan_of(measured(session, artifact, rows[::2], options.tokens, (1,), 1))
         console.print(f"{plan.as_toml}, planned over {len(rows[::2])} prompts")
         session.draft_length = DraftLength.by_load(plan.by_load, largest)
-        run = measured(session, artifact, rows[1::2], options)
+        own = options.tokens, CONCURRENCIES, options.repetitions
+        run = measured(session, artifact, rows[1::2], *own)
         console.print(table_of(run, plan, session.draft_length, largest))
         console.print(kinds_of(run, largest))
     return 0

@@ -49,7 +49,8 @@ class Linear:
         """[..., in] -> [..., out]."""
         if self._native is not None and self._native.takes(x.numel() // self.in_features):
             rows = x.reshape(-1, self.in_features).float().contiguous()
-            product = self._native.kernels.linear(self.packed, rows)
+            is_wide = self._native.is_wide(len(rows))
+            product = self._native.kernels.linear(self.packed, rows, is_wide=is_wide)
             return product.to(x.dtype).view(*x.shape[:-1], self.out_features)
         if self._onednn is not None:
             pointwise = torch.ops.mkldnn._linear_pointwise

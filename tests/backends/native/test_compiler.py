@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from neuron_spec.backends.reference.native import choice, compiler
 from neuron_spec.backends.reference.native.choice import native_of
+from neuron_spec.backends.reference.native.packing import Packed
 from neuron_spec.errors import BackendError, UserError
 from neuron_spec.spec import BuildSpec
 
@@ -33,6 +35,19 @@ def test_they_are_compiled_once_and_found_again(
     compiler.kernels.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler any more
     assert compiler.kernels().path == made
+
+
+def test_they_do_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor without AMX, and where the compiler is too old for it."""
+    others = ("-mno-amx-bf16", "-mno-amx-tile") if compiler.kernels().has_tiles else ()
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, *others))
+    compiler.kernels.cache_clear()
+    plain = compiler.kernels()  # tried out before it is kept
+    assert not plain.has_tiles
+    weight, x = torch.randn(40, 70).bfloat16(), torch.randn(90, 70)
+    for packed in (Packed.of(weight), Packed.of(weight.float())):
+        found = plain.linear(packed, x, is_wide=True)
+        torch.testing.assert_close(found, x @ weight.float().T, atol=1e-4, rtol=1e-5)
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: object) -> None:
@@ -115,8 +130,10 @@ def test_how_many_rows_they_take() -> None:
     plain, rounded = native_of(spec_of(dtype="bfloat16")), native_of(spec_of(target_weights="int8"))
     whole = native_of(pinned)
     assert plain and rounded and whole
-    assert (plain.takes(12), plain.takes(13)) == (True, False)
-    assert (whole.takes(32 * 8), whole.takes(32 * 8 + 1)) == (True, False)
+    has_tiles = compiler.kernels().has_tiles
+    assert (plain.takes(12), plain.takes(13)) == (True, has_tiles)
+    assert (whole.takes(32 * 8), whole.takes(32 * 8 + 1)) == (True, has_tiles)
+    assert (whole.is_wide(32 * 8), whole.is_wide(32 * 8 + 1)) == (False, True)
     assert rounded.takes(10_000) and rounded.is_int8 and not whole.is_int8
     assert native_of(spec_of(draft_weights="int8"), "draft") == rounded
     assert not (native_of(spec_of(draft_weights="int8")) or rounded).is_int8

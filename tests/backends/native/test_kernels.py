@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,6 +22,7 @@ from neuron_spec.backends.reference.native.packing import (
 
 KINDS = ("float32", "bfloat16", "int8")
 SIZES = st.integers(1, 70)
+WIDE = [False, True]
 
 
 def weight_of(kind: str, out: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -30,39 +33,57 @@ def weight_of(kind: str, out: int, width: int, seed: int) -> tuple[Tensor, Tenso
     return weight, dequantized(weight) if kind == "int8" else weight
 
 
+@pytest.mark.parametrize("is_wide", WIDE)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(1, 40), width=SIZES, out=SIZES, seed=st.integers(0, 99), biased=st.booleans()
+    rows=st.integers(1, 100), width=SIZES, out=SIZES, seed=st.integers(0, 99), biased=st.booleans()
 )
 def test_products_are_those_of_the_weights(
-    kind: str, rows: int, width: int, out: int, seed: int, biased: bool
+    kind: str, is_wide: bool, rows: int, width: int, out: int, seed: int, biased: bool
 ) -> None:
     weight, stands_for = weight_of(kind, out, width, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     x, bias = torch.randn(rows, width, generator=generator), torch.randn(out, generator=generator)
     packed = Packed.of(weight, bias if biased else None, is_int8=kind == "int8")
     expected = x.double() @ stands_for.double().T + (bias.double() if biased else 0)
-    found = kernels().linear(packed, x)
+    found = kernels().linear(packed, x, is_wide=is_wide)
     torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_wide_products_are_as_exact_as_pytorchs(kind: str) -> None:
+    """Of float32 in three parts nothing is lost that float32's own sums would keep."""
+    generator = torch.Generator().manual_seed(3)
+    scales = torch.logspace(-12, 12, 1536)  # of inputs and, the other way round, of weights
+    x = torch.randn(96, 1536, generator=generator) * scales
+    weight, _ = weight_of(kind, 320, 1536, 4)
+    weight = (weight.float() / scales).to(weight.dtype)
+    exact = x.double() @ weight.double().T
+    found = kernels().linear(Packed.of(weight), x, is_wide=True)
+    error, theirs = (
+        (y.double() - exact).square().mean().sqrt() for y in (found, x @ weight.float().T)
+    )
+    assert error < 3 * theirs
+
+
+@pytest.mark.parametrize("is_wide", WIDE)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30, deadline=None)
-@given(rows=st.integers(2, 40), width=SIZES, out=SIZES, data=st.data())
+@given(rows=st.integers(2, 70), width=SIZES, out=SIZES, data=st.data())
 def test_a_rows_bits_are_its_own(
-    kind: str, threads: int, rows: int, width: int, out: int, data: st.DataObject
+    kind: str, threads: int, is_wide: bool, rows: int, width: int, out: int, data: st.DataObject
 ) -> None:
     packed = Packed.of(weight_of(kind, out, width, 0)[0], is_int8=kind == "int8")
     x = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows))
     first = data.draw(st.integers(0, rows - 1))
     end = data.draw(st.integers(first + 1, rows))
     before = torch.get_num_threads()
-    whole = kernels().linear(packed, x)
+    whole = kernels().linear(packed, x, is_wide=is_wide)
     torch.set_num_threads(threads)
     try:
-        part = kernels().linear(packed, x[first:end].contiguous())
+        part = kernels().linear(packed, x[first:end].contiguous(), is_wide=is_wide)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(whole[first:end], part)
@@ -86,21 +107,25 @@ def test_gate_and_up_take_turns() -> None:
     assert rows == [1.0] * 16 + [2.0] * 16 + [1.0] * 4 + [0.0] * 12 + [2.0] * 4 + [0.0] * 12
 
 
+@pytest.mark.parametrize("has_tiles", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 4, 5])
 def test_a_linear_goes_through_them_as_far_as_they_take(
-    dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, rows: int, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = [torch.randn(size, 24).to(dtype) for size in (40, 8)]
     bias, x = torch.randn(48).to(dtype), torch.randn(1, rows, 24).to(dtype)
-    linear = Linear(weights, bias, native=Native(kernels(), max_rows=4))
-    used: list[int] = []
+    linear = Linear(weights, bias, native=Native(kernels(), 4, has_tiles))
+    used: list[tuple[int, bool]] = []
     native = type(kernels()).linear
-    monkeypatch.setattr(
-        type(kernels()), "linear", lambda *given: used.append(len(given[2])) or native(*given)
-    )
+
+    def watched(*given: Any, is_wide: bool) -> Tensor:
+        used.append((len(given[2]), is_wide))
+        return native(*given, is_wide=is_wide)
+
+    monkeypatch.setattr(type(kernels()), "linear", watched)
     found = linear(x)
-    assert used == ([rows] if rows <= 4 else [])
+    assert used == ([(rows, rows > 4)] if rows <= 4 or has_tiles else [])
     expected = x.double() @ torch.cat(weights).double().T + bias.double()
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     assert found.dtype == dtype

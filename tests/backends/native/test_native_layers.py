@@ -21,8 +21,16 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.12}
 
 
-def placement(native: bool, *, dtype: torch.dtype = torch.float32, slots: int = 1) -> Placement:
-    return Placement(slots, 64, dtype, CPU, Native(kernels()) if native else None)
+NARROW, WIDE = "narrow", "wide"
+
+
+def placement(
+    through: str | None, *, dtype: torch.dtype = torch.float32, slots: int = 1
+) -> Placement:
+    native = None
+    if through is not None:
+        native = Native(kernels(), None if through == NARROW else 0, has_tiles=True)
+    return Placement(slots, 64, dtype, CPU, native)
 
 
 def ids(rows: int, count: int, vocab_size: int = 97) -> Tensor:
@@ -44,11 +52,15 @@ def walk(target: Target) -> tuple[Tensor, Tensor]:
     return hidden, target.logits(hidden)
 
 
+@pytest.mark.parametrize("through", [NARROW, WIDE])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_compute_the_same(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_layers_compute_the_same(
+    family: str, dtype: torch.dtype, through: str, tmp_path: Path
+) -> None:
     build(family, tmp_path)
-    targets = [Target(tmp_path, placement(native, dtype=dtype, slots=2)) for native in (0, 1)]
+    places = [placement(each, dtype=dtype, slots=2) for each in (None, through)]
+    targets = [Target(tmp_path, place) for place in places]
     with torch.inference_mode():
         (hidden, logits), (found_hidden, found_logits) = map(walk, targets)
     tolerance = TOLERANCE[dtype]
@@ -64,23 +76,25 @@ def test_layers_compute_the_same(family: str, dtype: torch.dtype, tmp_path: Path
 def test_taps_are_the_inputs_of_their_layers(tmp_path: Path) -> None:
     build("llama", tmp_path)
     tapped = [
-        Target(tmp_path, placement(native), taps=(0, 2)).hidden(ids(1, 7), [0])[1]
-        for native in (False, True)
+        Target(tmp_path, placement(through), taps=(0, 2)).hidden(ids(1, 7), [0])[1]
+        for through in (None, NARROW, WIDE)
     ]
     torch.testing.assert_close(tapped[1], tapped[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(tapped[2], tapped[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("through", [NARROW, WIDE])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "llama-biases"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_tokens_bits_do_not_depend_on_the_pass(
-    family: str, dtype: torch.dtype, tmp_path: Path
+    family: str, dtype: torch.dtype, through: str, tmp_path: Path
 ) -> None:
     build(family, tmp_path)
     tokens = ids(1, 20)
     outputs = []
     with torch.inference_mode():
         for width in (1, 3, 7, 20):
-            target = Target(tmp_path, placement(True, dtype=dtype))
+            target = Target(tmp_path, placement(through, dtype=dtype))
             starts = range(0, 20, width)
             parts = [target.hidden(tokens[:, s : s + width], [s])[0] for s in starts]
             outputs.append(target.logits(torch.cat(parts, dim=1)))
@@ -88,7 +102,7 @@ def test_a_tokens_bits_do_not_depend_on_the_pass(
 
 
 def test_an_eagle3_head() -> None:
-    heads = [Eagle3Head(GOLDEN / "eagle3", placement(native)) for native in (False, True)]
+    heads = [Eagle3Head(GOLDEN / "eagle3", placement(through)) for through in (None, NARROW)]
     width = read_config(GOLDEN / "eagle3").hidden_size
     features = torch.randn(1, 6, 3 * width, generator=torch.Generator().manual_seed(0))
     first, found = (head.forward(ids(1, 6), features, [0]) for head in heads)

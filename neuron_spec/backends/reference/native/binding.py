@@ -57,6 +57,7 @@ class Pass(Structure):
         *((name, c_int64) for name in ("num_taps", "rows", "count", "first_slot")),
         *((name, c_void_p) for name in ("starts", "positions", "origins", "sees")),
         ("width", c_int64),
+        ("wide", c_int64),
     ]
 
 
@@ -70,16 +71,24 @@ class Kernels:
         self._linear, self._layers = library.neuron_spec_linear, library.neuron_spec_layers
         self._linear.restype = self._layers.restype = None
         self._linear.argtypes = [
-            POINTER(Weights), c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64
+            POINTER(Weights), c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64,
+            c_int64,
         ]  # fmt: skip
         self._layers.argtypes = [POINTER(Stack), POINTER(Pass)]
+        library.neuron_spec_has_tiles.restype = c_int64
+        self.has_tiles = bool(library.neuron_spec_has_tiles())
+        """Whether the processor multiplies tiles (AMX), and this process may let it."""
 
-    def linear(self, packed: Packed, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out], both float32 and contiguous."""
+    def linear(self, packed: Packed, x: Tensor, *, is_wide: bool = False) -> Tensor:
+        """[rows, in] -> [rows, out], both float32 and contiguous.
+
+        Args:
+            is_wide: faster for many rows where `has_tiles`; float32 weights round otherwise then.
+        """
         y = x.new_empty(len(x), packed.out_features)
         self._linear(
             byref(weights_of(packed)), NUMBERS[packed.numbers], x.data_ptr(), len(x), x.shape[1],
-            packed.out_features, y.data_ptr(), torch.get_num_threads(),
+            packed.out_features, y.data_ptr(), is_wide, torch.get_num_threads(),
         )  # fmt: skip
         return y
 
@@ -91,7 +100,11 @@ class Kernels:
         """Whether a small product comes out right."""
         weight = torch.arange(3 * 5, dtype=torch.float32).view(3, 5)
         x = torch.arange(2 * 5, dtype=torch.float32).view(2, 5) - 4
-        return torch.equal(self.linear(Packed.of(weight), x), x @ weight.T)
+        expected = x @ weight.T
+        return all(
+            torch.equal(self.linear(Packed.of(weight), x, is_wide=is_wide), expected)
+            for is_wide in (False, True)
+        )
 
 
 def weights_of(packed: Packed | None) -> Weights:
@@ -111,14 +124,21 @@ class Native:
     """How products go through the kernels.
 
     Attributes:
-        max_rows: how many rows a product may have; None is any number.
+        max_rows: how many rows a product has at most so that a row's bits are its own whatever
+            stands beside it; None is any number.
+        has_tiles: whether wider ones are theirs too, see `Kernels.has_tiles`.
         is_int8: whether weights are rounded to int8.
     """
 
     kernels: Kernels
     max_rows: int | None = None
+    has_tiles: bool = False
     is_int8: bool = False
 
     def takes(self, num_rows: int) -> bool:
         """Whether a product of so many rows is theirs."""
-        return self.max_rows is None or num_rows <= self.max_rows
+        return self.has_tiles or not self.is_wide(num_rows)
+
+    def is_wide(self, num_rows: int) -> bool:
+        """Whether so many rows are more than `max_rows`."""
+        return self.max_rows is not None and num_rows > self.max_rows

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 Model = Literal["target", "draft"]
 
 _MAX_ROWS = {"float32": 64, "bfloat16": 12}
-"""From about where on PyTorch's products are faster, as measured on a server's CPU; bfloat16 has
-instructions of its own for many rows."""
+"""From about where on others are faster, as measured on a server's CPU: tiles where it has them,
+else PyTorch's products. bfloat16 weights go through tiles whatever their rows."""
 
 
 def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
@@ -45,7 +45,9 @@ def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
     max_rows = _MAX_ROWS[reference.dtype]
     if spec.verification.pin_shapes:
         max_rows = max(max_rows, shape.batch_size * (spec.num_draft_tokens + 1))
-    return Native(compiled, None if is_int8 else max_rows, is_int8=is_int8)
+    if is_int8:
+        return Native(compiled, is_int8=True)
+    return Native(compiled, max_rows, has_tiles=compiled.has_tiles)
 
 
 def is_to_compile(spec: BuildSpec) -> bool:

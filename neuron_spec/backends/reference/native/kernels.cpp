@@ -32,10 +32,16 @@ Int8Weights weights_of(const Weights& w) {
 }
 
 // What a thread of a pass has of its own.
+template <class W>
 struct Scratch {
     std::vector<float> normed;
+    Inputs<W> inputs;
     Tile tile;
 };
+
+// Whether products go through tiles: those of bfloat16 weights always, so that a row's bits do not
+// depend on the rows beside it; those of float32 weights where that is wanted.
+bool is_tiled(int64_t numbers, int64_t wide) { return has_tiles() && (numbers == BFLOAT16 || wide); }
 
 template <class W, class C>
 class Run {
@@ -49,7 +55,9 @@ class Run {
           attention(stack, pass, mixed.data(), mixed_width, joined.data()) {}
 
     void thread(int me, int threads) {
-        Scratch own;
+        bool tiled = is_tiled(s.weights, p.wide);
+        TileScope scope(tiled);
+        Scratch<W> own;
         int64_t tap = 0;
         for (int64_t number = 0; number < s.num_layers; number++) {
             const LayerParts& layer = s.layers[number];
@@ -59,8 +67,9 @@ class Run {
                 tap++;
             }
             int64_t in = norm_input(layer, x, own);
-            product(weights_of<W>(layer.qkv), layer.qkv.bias, own.normed.data(), tokens, in, mixed_width,
-                    mixed.data(), false, me, threads);
+            own.inputs.set(own.normed.data(), tokens, in, tiled);
+            product(weights_of<W>(layer.qkv), layer.qkv.bias, own.inputs, mixed_width, mixed.data(), false,
+                    me, threads);
             if (number == 0) residual(x, me, threads);
             barrier.wait(threads);
             Share rotations(tokens * (s.heads + 2 * s.kv_heads), me, threads);
@@ -72,16 +81,18 @@ class Run {
             Share groups(attention.num_groups(), me, threads);
             for (int64_t i = groups.begin; i < groups.end; i++) attention.join(i);
             barrier.wait(threads);
-            product(weights_of<W>(layer.output), layer.output.bias, joined.data(), tokens, s.heads * dim,
-                    s.hidden, p.out, true, me, threads);
+            own.inputs.set(joined.data(), tokens, s.heads * dim, tiled);
+            product(weights_of<W>(layer.output), layer.output.bias, own.inputs, s.hidden, p.out, true, me,
+                    threads);
             barrier.wait(threads);
             own.normed.resize(tokens * s.hidden);
             for (int64_t t = 0; t < tokens; t++)
                 norm(p.out + t * s.hidden, layer.mlp_norm, s.hidden, float(s.eps), own.normed.data() + t * s.hidden);
-            gated(weights_of<W>(layer.gate_up), own.normed.data(), tokens, s.hidden, s.ffn, act.data(), me, threads);
+            own.inputs.set(own.normed.data(), tokens, s.hidden, tiled);
+            gated(weights_of<W>(layer.gate_up), own.inputs, s.ffn, act.data(), me, threads);
             barrier.wait(threads);
-            product(weights_of<W>(layer.down), layer.down.bias, act.data(), tokens, s.ffn, s.hidden, p.out, true,
-                    me, threads);
+            own.inputs.set(act.data(), tokens, s.ffn, tiled);
+            product(weights_of<W>(layer.down), layer.down.bias, own.inputs, s.hidden, p.out, true, me, threads);
             barrier.wait(threads);
         }
     }
@@ -95,7 +106,7 @@ class Run {
     Barrier barrier;
 
     // The attention's input of all tokens; returns its width.
-    int64_t norm_input(const LayerParts& layer, const float* x, Scratch& own) {
+    int64_t norm_input(const LayerParts& layer, const float* x, Scratch<W>& own) {
         int64_t hidden = s.hidden, in = s.is_eagle3 ? 2 * hidden : hidden;
         own.normed.resize(tokens * in);
         for (int64_t t = 0; t < tokens; t++) {
@@ -160,22 +171,32 @@ void run(const Stack& stack, const Pass& pass) {
 }
 
 template <class W>
-void multiply(const Weights& weights, const float* x, int64_t rows, int64_t in, int64_t out, float* y, int64_t threads) {
+void multiply(const Weights& weights, const float* x, int64_t rows, int64_t in, int64_t out, float* y,
+              bool tiled, int64_t threads) {
     W w = weights_of<W>(weights);
 #pragma omp parallel num_threads(int(threads))
-    product(w, weights.bias, x, rows, in, out, y, false, omp_get_thread_num(), omp_get_num_threads());
+    {
+        TileScope scope(tiled);
+        Inputs<W> inputs;
+        inputs.set(x, rows, in, tiled);
+        product(w, weights.bias, inputs, out, y, false, omp_get_thread_num(), omp_get_num_threads());
+    }
 }
 
 }  // namespace
 
 extern "C" {
 
+// Whether wide products are faster than those of many rows elsewhere.
+int64_t neuron_spec_has_tiles() { return has_tiles(); }
+
 // x [rows, in] -> y [rows, out].
 void neuron_spec_linear(const Weights* weights, int64_t numbers, const float* x, int64_t rows, int64_t in,
-                        int64_t out, float* y, int64_t threads) {
-    if (numbers == FLOAT32) multiply<Float32Weights>(*weights, x, rows, in, out, y, threads);
-    else if (numbers == BFLOAT16) multiply<BFloat16Weights>(*weights, x, rows, in, out, y, threads);
-    else multiply<Int8Weights>(*weights, x, rows, in, out, y, threads);
+                        int64_t out, float* y, int64_t wide, int64_t threads) {
+    bool tiled = is_tiled(numbers, wide);
+    if (numbers == FLOAT32) multiply<Float32Weights>(*weights, x, rows, in, out, y, tiled, threads);
+    else if (numbers == BFLOAT16) multiply<BFloat16Weights>(*weights, x, rows, in, out, y, tiled, threads);
+    else multiply<Int8Weights>(*weights, x, rows, in, out, y, tiled, threads);
 }
 
 // The layers, keys and values into the caches.

@@ -70,6 +70,7 @@ class NativeLayers:
             x=pointer(given), out=pointer(out), taps=pointer(taps),
             tap_layers=addressof(self._taps), num_taps=len(self._taps),
             rows=rows, count=count, first_slot=window.first_slot, starts=addressof(starts),
+            wide=self._native.is_wide(rows * count),
         )  # fmt: skip
         if window.branches is not None:
             origins = (c_int64 * rows)(*window.branches.origins)

@@ -76,6 +76,7 @@ struct Float32Weights {
         for (int s = 0; s < AT_ONCE; s++) out[s] = one(panel, i + s);
     }
     static constexpr bool IS_FLOAT = true, IS_SCALED = false;
+    static constexpr int PARTS = 3;  // see tiles.hpp
 };
 
 // A word has inputs i (low half) and i + 1 of one output: a shift or a mask makes a float32.
@@ -94,6 +95,7 @@ struct BFloat16Weights {
         }
     }
     static constexpr bool IS_FLOAT = false, IS_SCALED = false;
+    static constexpr int PARTS = 1;  // see tiles.hpp
 };
 
 // A word has inputs i … i + 3 of one output, whose scale comes after the sum.

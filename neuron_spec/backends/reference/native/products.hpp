@@ -2,10 +2,8 @@
 
 #pragma once
 
-#include <algorithm>
-#include <vector>
-
 #include "numbers.hpp"
+#include "tiles.hpp"
 
 namespace {
 
@@ -88,6 +86,45 @@ void panel_of(const W& w, int64_t number, const float* x, int64_t rows, int64_t 
     }
 }
 
+// What panels are multiplied with, in the form they take it in; what it is made in is kept.
+template <class W>
+class Inputs {
+   public:
+    // x [rows, in], which has to live on; `tiled`: through tiles, where the weights can and there are any.
+    void set(const float* x, int64_t rows, int64_t in, bool tiled) {
+        this->x = x, this->rows = rows, this->in = in;
+        for (auto& own : sums) own.resize(num_tiles(rows, TILE_ROWS) * TILE_ROWS);
+#ifdef NEURON_SPEC_TILES
+        is_tiled = tiled && !W::IS_SCALED;
+        if (is_tiled) tiles.set(x, rows, in);
+#endif
+    }
+
+    int64_t num_rows() const { return rows; }
+
+    // Panels `number` and, if two, the next: what they give is in `of(0)` and `of(1)`, [rows] each.
+    void multiply(const W& w, int64_t number, int count) {
+        Vec* out[] = {sums[0].data(), sums[1].data()};
+#ifdef NEURON_SPEC_TILES
+        if constexpr (!W::IS_SCALED)
+            if (is_tiled) return tiles.multiply<W::PARTS>(panels.of(w, number, count, in), count, out);
+#endif
+        for (int n = 0; n < count; n++) panel_of(w, number + n, x, rows, in, out[n]);
+    }
+
+    const Vec* of(int panel) const { return sums[panel].data(); }
+
+   private:
+    const float* x = nullptr;
+    int64_t rows = 0, in = 0;
+    std::vector<Vec> sums[2];
+#ifdef NEURON_SPEC_TILES
+    bool is_tiled = false;
+    TiledRows tiles;
+    PanelTiles panels;
+#endif
+};
+
 struct Share {
     int64_t begin, end;
     Share(int64_t count, int thread, int threads)
@@ -96,20 +133,23 @@ struct Share {
 
 inline int64_t num_panels(int64_t out) { return (out + LANES - 1) / LANES; }
 
-// y [rows, out] = or += x [rows, in] times the weights, plus bias where there is one.
+// y [rows, out] = or += the inputs times the weights, plus bias where there is one.
 template <class W>
-void product(const W& w, const float* bias, const float* x, int64_t rows, int64_t in, int64_t out,
-             float* y, bool adds, int thread, int threads) {
-    std::vector<Vec> sums(rows);
+void product(const W& w, const float* bias, Inputs<W>& inputs, int64_t out, float* y, bool adds,
+             int thread, int threads) {
     Share mine(num_panels(out), thread, threads);
-    for (int64_t p = mine.begin; p < mine.end; p++) {
-        panel_of(w, p, x, rows, in, sums.data());
-        int64_t first = p * LANES, width = std::min<int64_t>(LANES, out - first);
-        for (int64_t r = 0; r < rows; r++) {
-            float* to = y + r * out + first;
-            for (int64_t j = 0; j < width; j++) {
-                float value = bias ? sums[r][j] + bias[first + j] : sums[r][j];
-                to[j] = adds ? to[j] + value : value;
+    for (int64_t p = mine.begin; p < mine.end; p += 2) {
+        int count = p + 1 < mine.end ? 2 : 1;
+        inputs.multiply(w, p, count);
+        for (int n = 0; n < count; n++) {
+            const Vec* sums = inputs.of(n);
+            int64_t first = (p + n) * LANES, width = std::min<int64_t>(LANES, out - first);
+            for (int64_t r = 0; r < inputs.num_rows(); r++) {
+                float* to = y + r * out + first;
+                for (int64_t j = 0; j < width; j++) {
+                    float value = bias ? sums[r][j] + bias[first + j] : sums[r][j];
+                    to[j] = adds ? to[j] + value : value;
+                }
             }
         }
     }
@@ -117,15 +157,13 @@ void product(const W& w, const float* bias, const float* x, int64_t rows, int64_
 
 // act [rows, ffn] = silu(gate) * up; panels of gate and up follow each other in turn.
 template <class W>
-void gated(const W& w, const float* x, int64_t rows, int64_t in, int64_t ffn, float* act, int thread,
-           int threads) {
-    std::vector<Vec> gate(rows), up(rows);
+void gated(const W& w, Inputs<W>& inputs, int64_t ffn, float* act, int thread, int threads) {
     Share mine(num_panels(ffn), thread, threads);
     for (int64_t p = mine.begin; p < mine.end; p++) {
-        panel_of(w, 2 * p, x, rows, in, gate.data());
-        panel_of(w, 2 * p + 1, x, rows, in, up.data());
+        inputs.multiply(w, 2 * p, 2);
+        const Vec *gate = inputs.of(0), *up = inputs.of(1);
         int64_t first = p * LANES, width = std::min<int64_t>(LANES, ffn - first);
-        for (int64_t r = 0; r < rows; r++) {
+        for (int64_t r = 0; r < inputs.num_rows(); r++) {
             Vec value = gate[r] / (1.0f + exponential(-gate[r])) * up[r];
             for (int64_t j = 0; j < width; j++) act[r * ffn + first + j] = value[j];
         }
