@@ -61,9 +61,8 @@ def test_wide_products_are_as_exact_as_pytorchs(kind: str) -> None:
     weight = (weight.float() / scales).to(weight.dtype)
     exact = x.double() @ weight.double().T
     found = kernels().linear(Packed.of(weight), x, is_wide=True)
-    error, theirs = (
-        (y.double() - exact).square().mean().sqrt() for y in (found, x @ weight.float().T)
-    )
+    pair = found, x @ weight.float().T
+    error, theirs = ((y.double() - exact).square().mean().sqrt() for y in pair)
     assert error < 3 * theirs
 
 

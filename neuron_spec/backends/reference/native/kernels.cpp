@@ -5,7 +5,8 @@
 // the same bits as decoding them one at a time.
 //
 // Weights are packed in panels of 16 outputs, which are read once from front to back. Activations are
-// float32 whatever the weights are.
+// float32 whatever the weights are. Where the processor has tiles (AMX), bfloat16 weights go through
+// them, and float32 ones in wide passes.
 
 #include <omp.h>
 
