@@ -11,9 +11,9 @@
 #include <omp.h>
 
 #include "attention.hpp"
-#include "barrier.hpp"
 #include "interface.hpp"
 #include "products.hpp"
+#include "sharing.hpp"
 
 namespace {
 
@@ -53,7 +53,8 @@ class Run {
         : s(stack), p(pass), tokens(pass.rows * pass.count), dim(stack.head_dim),
           mixed_width((stack.heads + 2 * stack.kv_heads) * dim),
           mixed(tokens * mixed_width), joined(tokens * stack.heads * dim), act(tokens * stack.ffn),
-          attention(stack, pass, mixed.data(), mixed_width, joined.data()) {}
+          attention(stack, pass, mixed.data(), mixed_width, joined.data()),
+          work(stack.num_layers * PHASES, int(stack.threads)) {}
 
     void thread(int me, int threads) {
         bool tiled = is_tiled(s.weights, p.wide);
@@ -63,6 +64,7 @@ class Run {
         for (int64_t number = 0; number < s.num_layers; number++) {
             const LayerParts& layer = s.layers[number];
             const float* x = number == 0 ? p.x : p.out;
+            int64_t phase = number * PHASES;
             if (tap < p.num_taps && p.tap_layers[tap] == number) {
                 if (me == 0) std::memcpy(p.taps + tap * tokens * s.hidden, x, tokens * s.hidden * sizeof(float));
                 tap++;
@@ -70,30 +72,30 @@ class Run {
             int64_t in = norm_input(layer, x, own);
             own.inputs.set(own.normed.data(), tokens, in, tiled);
             product(weights_of<W>(layer.qkv), layer.qkv.bias, own.inputs, mixed_width, mixed.data(), false,
-                    me, threads);
-            if (number == 0) residual(x, me, threads);
+                    work, phase, me);
+            if (number == 0 && me == 0) residual(x);
             barrier.wait(threads);
-            Share rotations(tokens * (s.heads + 2 * s.kv_heads), me, threads);
-            for (int64_t i = rotations.begin; i < rotations.end; i++) settle(layer, i);
+            while (auto piece = work.take(phase + 1, tokens * (s.heads + 2 * s.kv_heads), me, 16))
+                for (int64_t i = piece.begin; i < piece.end; i++) settle(layer, i);
             barrier.wait(threads);
-            Share segments(attention.num_segments(), me, threads);
-            for (int64_t i = segments.begin; i < segments.end; i++) attention.segment(layer, i, own.tile);
+            while (auto piece = work.take(phase + 2, attention.num_segments(), me))
+                for (int64_t i = piece.begin; i < piece.end; i++) attention.segment(layer, i, own.tile);
             barrier.wait(threads);
-            Share groups(attention.num_groups(), me, threads);
-            for (int64_t i = groups.begin; i < groups.end; i++) attention.join(i);
+            while (auto piece = work.take(phase + 3, attention.num_groups(), me))
+                for (int64_t i = piece.begin; i < piece.end; i++) attention.join(i);
             barrier.wait(threads);
             own.inputs.set(joined.data(), tokens, s.heads * dim, tiled);
-            product(weights_of<W>(layer.output), layer.output.bias, own.inputs, s.hidden, p.out, true, me,
-                    threads);
+            product(weights_of<W>(layer.output), layer.output.bias, own.inputs, s.hidden, p.out, true, work,
+                    phase + 4, me);
             barrier.wait(threads);
             own.normed.resize(tokens * s.hidden);
             for (int64_t t = 0; t < tokens; t++)
                 norm(p.out + t * s.hidden, layer.mlp_norm, s.hidden, float(s.eps), own.normed.data() + t * s.hidden);
             own.inputs.set(own.normed.data(), tokens, s.hidden, tiled);
-            gated(weights_of<W>(layer.gate_up), own.inputs, s.ffn, act.data(), me, threads);
+            gated(weights_of<W>(layer.gate_up), own.inputs, s.ffn, act.data(), work, phase + 5, me);
             barrier.wait(threads);
             own.inputs.set(act.data(), tokens, s.ffn, tiled);
-            product(weights_of<W>(layer.down), layer.down.bias, own.inputs, s.hidden, p.out, true, me, threads);
+            product(weights_of<W>(layer.down), layer.down.bias, own.inputs, s.hidden, p.out, true, work, phase + 6, me);
             barrier.wait(threads);
         }
     }
@@ -105,6 +107,8 @@ class Run {
     std::vector<float> mixed, joined, act;  // of queries, keys, values; of heads; of the MLP
     Attention<C> attention;
     Barrier barrier;
+    static constexpr int64_t PHASES = 7;  // of a layer
+    Work work;
 
     // The attention's input of all tokens; returns its width.
     int64_t norm_input(const LayerParts& layer, const float* x, Scratch<W>& own) {
@@ -119,10 +123,9 @@ class Run {
     }
 
     // What the first layer adds to: its input, in EAGLE-3 the feature.
-    void residual(const float* x, int me, int threads) {
+    void residual(const float* x) {
         int64_t in = s.is_eagle3 ? 2 * s.hidden : s.hidden;
-        Share mine(tokens, me, threads);
-        for (int64_t t = mine.begin; t < mine.end; t++)
+        for (int64_t t = 0; t < tokens; t++)
             std::memcpy(p.out + t * s.hidden, x + t * in + (in - s.hidden), s.hidden * sizeof(float));
     }
 
@@ -175,12 +178,13 @@ template <class W>
 void multiply(const Weights& weights, const float* x, int64_t rows, int64_t in, int64_t out, float* y,
               bool tiled, int64_t threads) {
     W w = weights_of<W>(weights);
+    Work work(1, int(threads));
 #pragma omp parallel num_threads(int(threads))
     {
         TileScope scope(tiled);
         Inputs<W> inputs;
         inputs.set(x, rows, in, tiled);
-        product(w, weights.bias, inputs, out, y, false, omp_get_thread_num(), omp_get_num_threads());
+        product(w, weights.bias, inputs, out, y, false, work, 0, omp_get_thread_num());
     }
 }
 

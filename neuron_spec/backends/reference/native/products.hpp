@@ -3,6 +3,7 @@
 #pragma once
 
 #include "numbers.hpp"
+#include "sharing.hpp"
 #include "tiles.hpp"
 
 namespace {
@@ -125,47 +126,54 @@ class Inputs {
 #endif
 };
 
-struct Share {
-    int64_t begin, end;
-    Share(int64_t count, int thread, int threads)
-        : begin(count * thread / threads), end(count * (thread + 1) / threads) {}
-};
-
 inline int64_t num_panels(int64_t out) { return (out + LANES - 1) / LANES; }
+
+// Sums [rows] of 16 outputs from `first` on, or as many as there are -> y [rows, out].
+inline void put(const Vec* sums, int64_t rows, int64_t first, const float* bias, int64_t out, float* y,
+                bool adds) {
+    int64_t bytes = std::min<int64_t>(LANES, out - first) * int64_t(sizeof(float));
+    Vec more = {}, before = {};
+    if (bias) std::memcpy(&more, bias + first, bytes);
+    for (int64_t r = 0; r < rows; r++) {
+        float* to = y + r * out + first;
+        Vec value = bias ? sums[r] + more : sums[r];
+        if (bytes == sizeof(Vec)) {
+            write(to, adds ? read<Vec>(to) + value : value);
+        } else {
+            if (adds) std::memcpy(&before, to, bytes);
+            value = adds ? before + value : value;
+            std::memcpy(to, &value, bytes);
+        }
+    }
+}
 
 // y [rows, out] = or += the inputs times the weights, plus bias where there is one.
 template <class W>
 void product(const W& w, const float* bias, Inputs<W>& inputs, int64_t out, float* y, bool adds,
-             int thread, int threads) {
-    Share mine(num_panels(out), thread, threads);
-    for (int64_t p = mine.begin; p < mine.end; p += 2) {
-        int count = p + 1 < mine.end ? 2 : 1;
-        inputs.multiply(w, p, count);
-        for (int n = 0; n < count; n++) {
-            const Vec* sums = inputs.of(n);
-            int64_t first = (p + n) * LANES, width = std::min<int64_t>(LANES, out - first);
-            for (int64_t r = 0; r < inputs.num_rows(); r++) {
-                float* to = y + r * out + first;
-                for (int64_t j = 0; j < width; j++) {
-                    float value = bias ? sums[r][j] + bias[first + j] : sums[r][j];
-                    to[j] = adds ? to[j] + value : value;
-                }
-            }
+             Work& work, int64_t phase, int me) {
+    while (auto piece = work.take(phase, num_panels(out), me, 2)) {
+        for (int64_t p = piece.begin; p < piece.end; p += 2) {
+            int count = p + 1 < piece.end ? 2 : 1;
+            inputs.multiply(w, p, count);
+            for (int n = 0; n < count; n++)
+                put(inputs.of(n), inputs.num_rows(), (p + n) * LANES, bias, out, y, adds);
         }
     }
 }
 
 // act [rows, ffn] = silu(gate) * up; panels of gate and up follow each other in turn.
 template <class W>
-void gated(const W& w, Inputs<W>& inputs, int64_t ffn, float* act, int thread, int threads) {
-    Share mine(num_panels(ffn), thread, threads);
-    for (int64_t p = mine.begin; p < mine.end; p++) {
-        inputs.multiply(w, 2 * p, 2);
-        const Vec *gate = inputs.of(0), *up = inputs.of(1);
-        int64_t first = p * LANES, width = std::min<int64_t>(LANES, ffn - first);
-        for (int64_t r = 0; r < inputs.num_rows(); r++) {
-            Vec value = gate[r] / (1.0f + exponential(-gate[r])) * up[r];
-            for (int64_t j = 0; j < width; j++) act[r * ffn + first + j] = value[j];
+void gated(const W& w, Inputs<W>& inputs, int64_t ffn, float* act, Work& work, int64_t phase, int me) {
+    while (auto piece = work.take(phase, num_panels(ffn), me)) {
+        for (int64_t p = piece.begin; p < piece.end; p++) {
+            inputs.multiply(w, 2 * p, 2);
+            const Vec *gate = inputs.of(0), *up = inputs.of(1);
+            int64_t first = p * LANES;
+            int64_t bytes = std::min<int64_t>(LANES, ffn - first) * int64_t(sizeof(float));
+            for (int64_t r = 0; r < inputs.num_rows(); r++) {
+                Vec value = gate[r] / (1.0f + exponential(-gate[r])) * up[r];
+                std::memcpy(act + r * ffn + first, &value, bytes);
+            }
         }
     }
 }
