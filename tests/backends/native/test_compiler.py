@@ -97,8 +97,8 @@ def test_a_library_that_multiplies_wrongly_is_not_kept(
 ) -> None:
     wrong = shutil.copytree(compiler.SOURCE.parent, tmp_path / "wrong")
     text = (wrong / "products.hpp").read_text()
-    assert "to[j] = adds ? to[j] + value : value;" in text
-    changed = text.replace("to[j] + value : value;", "to[j] + value : 2 * value;")
+    assert "sums[r] + more : sums[r];" in text
+    changed = text.replace("sums[r] + more : sums[r];", "sums[r] + more : 2 * sums[r];")
     (wrong / "products.hpp").write_text(changed)
     before = compiler.path_of_kernels()
     monkeypatch.setattr(compiler, "SOURCE", wrong / "kernels.cpp")
