@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from neuron_spec.drafters.base import Choose, Proposal, choose_best
-from neuron_spec.drafters.growth import Forward, Grow, Logits, Root, grow_chain
+from neuron_spec.drafters.growth import Best, Forward, Grow, Logits, Root, grow_chain
+from neuron_spec.sampling import best_ids
 
 
 @dataclass
@@ -48,8 +49,17 @@ class _Pending:
 class ChainDrafter:
     """Drafts with a language model of its own (arXiv:2211.17192): token t sits at position t."""
 
-    def __init__(self, forward: Forward, logits: Logits, grow: Grow = grow_chain) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        logits: Logits,
+        grow: Grow = grow_chain,
+        *,
+        best: Best | None = None,
+    ) -> None:
+        """`best`: what `best_ids` makes of the logits, where it can be had without them."""
         self._forward, self._logits, self._grow = forward, logits, grow
+        self._best = best or (lambda hidden: best_ids(logits(hidden)))
         self._pending: dict[int, _Pending] = {}
 
     def begin(self, slot: int, tokens: Tensor, features: Tensor) -> None:
@@ -72,7 +82,7 @@ class ChainDrafter:
             if len(pending.tokens) > num_draft_tokens + 1:  # speculation was off for a while
                 self._pending[slot] = self._caught_up(slot, pending)
         feature, ends = self._run_pending(num_rows)
-        root = Root(self._forward, self._logits, feature, ends)
+        root = Root(self._forward, self._logits, self._best, feature, ends)
         return self._grow(root, num_draft_tokens, choose)
 
     def _start(self, slot: int, tokens: Tensor, features: Tensor) -> None:

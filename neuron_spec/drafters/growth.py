@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from neuron_spec.drafters.base import Branches, Choose, Proposal
+from neuron_spec.drafters.base import Branches, Choose, Proposal, choose_best
 from neuron_spec.trees import ROOT, Tree
 
 
@@ -35,6 +35,8 @@ class Forward(Protocol):
 
 Logits = Callable[[Tensor], Tensor]
 """hidden [..., hidden] -> logits [..., vocab]."""
+Best = Callable[[Tensor], Tensor]
+"""hidden [..., hidden] -> the likeliest ids [...]."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Root:
 
     forward: Forward
     logits: Logits
+    best: Best
     feature: Tensor
     ends: Sequence[int]
 
@@ -65,7 +68,10 @@ def grow_chain(root: Root, num_draft_tokens: int, choose: Choose) -> Proposal:
         if depth:
             starts = [end + depth - 1 for end in root.ends]
             feature = root.forward(tokens[-1], feature, starts, 0)
-        chosen, drawn_from = choose(root.logits(feature))
+        if choose is choose_best:
+            chosen, drawn_from = root.best(feature), None
+        else:
+            chosen, drawn_from = choose(root.logits(feature))
         tokens.append(chosen)
         probs.append(drawn_from)
     drawn = [p for p in probs if p is not None]

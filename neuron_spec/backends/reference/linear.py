@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.packing import Packed
+from neuron_spec.sampling import best_ids
 
 _ROWS_PACKED_FOR = 8  # a hint: the layout stays valid for any number of rows
 
@@ -48,7 +49,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         if self._native is not None and self._native.takes(x.numel() // self.in_features):
-            rows = x.reshape(-1, self.in_features).float().contiguous()
+            rows = self._rows(x)
             is_wide = self._native.is_wide(len(rows))
             product = self._native.kernels.linear(self.packed, rows, is_wide=is_wide)
             return product.to(x.dtype).view(*x.shape[:-1], self.out_features)
@@ -59,6 +60,19 @@ class Linear:
             return F.linear(x, self.parts[0], self.bias)
         products = torch.cat([F.linear(x, part) for part in self.parts], dim=-1)
         return products if self.bias is None else products + self.bias
+
+    def best(self, x: Tensor) -> Tensor:
+        """[..., in] -> [...] int64: the place of the largest output, the first on ties."""
+        if self._native is not None and self._native.takes(x.numel() // self.in_features):
+            rows = self._rows(x)
+            is_wide = self._native.is_wide(len(rows))
+            ids = self._native.kernels.largest(self.packed, rows, is_wide=is_wide)
+            return ids.view(x.shape[:-1])
+        return best_ids(self(x))
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """As the kernels take them."""
+        return x.reshape(-1, self.in_features).float().contiguous()
 
     def apart(self, x: Tensor) -> Sequence[Tensor]:
         """The same of every weight for itself; where they are products of their own nothing is

@@ -72,6 +72,10 @@ class Target:
         """[..., hidden] -> [..., vocab]."""
         return self._lm_head(hidden)
 
+    def best(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [...] the likeliest ids."""
+        return self._lm_head.best(hidden)
+
     def keep(self, slot: int, origin: int, path: Sequence[int]) -> None:
         """Of a tree whose root is at position `origin`, keep one branch; see `KVCache.keep`."""
         self._decoder.cache.keep(slot, origin, path)
@@ -104,7 +108,7 @@ class EagleHead:
 
     def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
         """See `Head.drafter`."""
-        return EagleDrafter(self.forward, self.logits, shape.grow)
+        return EagleDrafter(self.forward, self.logits, shape.grow, best=self.best)
 
     def forward(
         self,
@@ -122,6 +126,10 @@ class EagleHead:
     def logits(self, features: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocab]; no final norm in EAGLE v1."""
         return self._lm_head(features)
+
+    def best(self, features: Tensor) -> Tensor:
+        """[..., hidden] -> [...] the likeliest ids."""
+        return self._lm_head.best(features)
 
 
 class Eagle3Head:
@@ -149,7 +157,7 @@ class Eagle3Head:
 
     def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
         """See `Head.drafter`."""
-        return EagleDrafter(self.forward, self.logits, shape.grow)
+        return EagleDrafter(self.forward, self.logits, shape.grow, best=self.best)
 
     def forward(
         self,
@@ -171,6 +179,10 @@ class Eagle3Head:
         """[..., hidden] -> [..., vocab]."""
         return self._lm_head(self._norm(features))
 
+    def best(self, features: Tensor) -> Tensor:
+        """[..., hidden] -> [...] the likeliest ids."""
+        return self._lm_head.best(self._norm(features))
+
 
 class DraftModel:
     """A language model as draft; it reads tokens alone."""
@@ -185,7 +197,7 @@ class DraftModel:
 
     def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
         """See `Head.drafter`."""
-        return ChainDrafter(self.forward, self.logits, shape.grow)
+        return ChainDrafter(self.forward, self.logits, shape.grow, best=self.best)
 
     def forward(
         self,
@@ -201,6 +213,10 @@ class DraftModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., vocab]."""
         return self._model.logits(hidden)
+
+    def best(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [...] the likeliest ids."""
+        return self._model.best(hidden)
 
 
 class Head(Protocol):

@@ -32,7 +32,7 @@ class EarlyExit:
 
     def drafter(self, shape: DraftShape = CHAIN) -> Drafter:
         """See `Head.drafter`."""
-        return ChainDrafter(self.forward, self.logits, shape.grow)
+        return ChainDrafter(self.forward, self.logits, shape.grow, best=self._target.best)
 
     def forward(
         self,

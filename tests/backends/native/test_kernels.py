@@ -19,6 +19,7 @@ from neuron_spec.backends.reference.native.packing import (
     interleaved,
     quantize,
 )
+from neuron_spec.sampling import best_ids
 
 KINDS = ("float32", "bfloat16", "int8")
 SIZES = st.integers(1, 70)
@@ -88,6 +89,38 @@ def test_a_rows_bits_are_its_own(
     assert torch.equal(whole[first:end], part)
 
 
+@pytest.mark.parametrize("is_wide", WIDE)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 40), width=SIZES, out=st.integers(1, 200), seed=st.integers(0, 99),
+    is_tied=st.booleans(), biased=st.booleans(), threads=st.integers(1, 3),
+)  # fmt: skip
+def test_the_largest_are_those_of_the_products(
+    kind: str, is_wide: bool, rows: int, width: int, out: int, seed: int, is_tied: bool,
+    biased: bool, threads: int,
+) -> None:  # fmt: skip
+    weight, _ = weight_of(kind, out, width, seed)
+    generator = torch.Generator().manual_seed(seed)
+    x, bias = torch.randn(rows, width, generator=generator), torch.randn(out, generator=generator)
+    if is_tied:  # of whole numbers many outputs are equal, and some are all negative
+        weight, x, bias = weight.round(), x.round(), bias.round() - 100
+    packed = Packed.of(weight, bias if biased else None, is_int8=kind == "int8")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = kernels().largest(packed, x, is_wide=is_wide)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, best_ids(kernels().linear(packed, x, is_wide=is_wide)))
+
+
+def test_the_largest_of_what_are_no_numbers_is_an_output() -> None:
+    packed = Packed.of(torch.ones(20, 4))
+    x = torch.tensor([[float("nan")] * 4, [-float("inf")] * 4, [1.0] * 4])
+    assert kernels().largest(packed, x).tolist() == [0, 0, 0]
+
+
 @settings(max_examples=40, deadline=None)
 @given(out=SIZES, width=SIZES, scale=st.floats(1e-6, 1e6), seed=st.integers(0, 9))
 def test_int8_is_off_by_half_a_step_at_most(out: int, width: int, scale: float, seed: int) -> None:
@@ -129,3 +162,7 @@ def test_a_linear_goes_through_them_as_far_as_they_take(
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    best = linear.best(x)
+    assert (best.shape, best.dtype) == (x.shape[:-1], torch.int64)
+    reached = expected.gather(-1, best[..., None]).squeeze(-1)
+    torch.testing.assert_close(reached, expected.amax(dim=-1), atol=tolerance, rtol=tolerance)

@@ -16,8 +16,9 @@ MODEL_CALLS = (
     (Target, "logits"),
     (EagleHead, "forward"),
     (EagleHead, "logits"),
+    (EagleHead, "best"),
 )
-"""Forward passes and LM heads."""
+"""Forward passes and LM heads; a draft's argmax is part of its LM head."""
 
 
 class Watch:

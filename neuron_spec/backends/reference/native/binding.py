@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,9 @@ class Kernels:
         self.path = path
         library = ctypes.CDLL(str(path))
         self._linear, self._layers = library.neuron_spec_linear, library.neuron_spec_layers
-        self._linear.restype = self._layers.restype = None
-        self._linear.argtypes = [
+        self._largest = library.neuron_spec_largest
+        self._linear.restype = self._layers.restype = self._largest.restype = None
+        self._linear.argtypes = self._largest.argtypes = [
             POINTER(Weights), c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64,
             c_int64,
         ]  # fmt: skip
@@ -86,11 +88,23 @@ class Kernels:
             is_wide: faster for many rows where `has_tiles`; float32 weights round otherwise then.
         """
         y = x.new_empty(len(x), packed.out_features)
-        self._linear(
-            byref(weights_of(packed)), NUMBERS[packed.numbers], x.data_ptr(), len(x), x.shape[1],
-            packed.out_features, y.data_ptr(), is_wide, torch.get_num_threads(),
-        )  # fmt: skip
+        self._product(self._linear, packed, x, y, is_wide)
         return y
+
+    def largest(self, packed: Packed, x: Tensor, *, is_wide: bool = False) -> Tensor:
+        """[rows, in] float32 -> [rows] int64, what `argmax` finds in the rows of `linear`, which
+        are not written."""
+        ids = torch.empty(len(x), dtype=torch.int64)
+        self._product(self._largest, packed, x, ids, is_wide)
+        return ids
+
+    def _product(
+        self, call: Callable[..., None], packed: Packed, x: Tensor, to: Tensor, is_wide: bool
+    ) -> None:
+        call(
+            byref(weights_of(packed)), NUMBERS[packed.numbers], x.data_ptr(), len(x), x.shape[1],
+            packed.out_features, to.data_ptr(), is_wide, torch.get_num_threads(),
+        )  # fmt: skip
 
     def layers(self, stack: Stack, passed: Pass) -> None:
         """Run a pass; what its pointers point to has to live until it returns."""

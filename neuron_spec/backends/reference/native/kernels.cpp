@@ -12,6 +12,7 @@
 
 #include "attention.hpp"
 #include "interface.hpp"
+#include "largest.hpp"
 #include "products.hpp"
 #include "sharing.hpp"
 
@@ -188,6 +189,33 @@ void multiply(const Weights& weights, const float* x, int64_t rows, int64_t in, 
     }
 }
 
+// ids [rows]: the largest output's; 0 where there is none, among numbers that are none.
+template <class W>
+void find_largest(const Weights& weights, const float* x, int64_t rows, int64_t in, int64_t out, int64_t* ids,
+                  bool tiled, int64_t threads) {
+    W w = weights_of<W>(weights);
+    Work work(1, int(threads));
+    std::vector<Largest> seen(threads, Largest(rows));
+#pragma omp parallel num_threads(int(threads))
+    {
+        int me = omp_get_thread_num();
+        TileScope scope(tiled);
+        Inputs<W> inputs;
+        inputs.set(x, rows, in, tiled);
+        while (auto piece = work.take(0, num_panels(out), me, 2)) {
+            inputs.multiply(w, piece.begin, int(piece.end - piece.begin));
+            for (int64_t p = piece.begin; p < piece.end; p++)
+                seen[me].see(inputs.of(int(p - piece.begin)), p * LANES, weights.bias, out);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        float value = Largest::NONE;
+        ids[r] = Largest::NOWHERE;
+        for (const Largest& own : seen) own.join(r, value, ids[r]);
+        if (ids[r] == Largest::NOWHERE) ids[r] = 0;
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -202,6 +230,15 @@ void neuron_spec_linear(const Weights* weights, int64_t numbers, const float* x,
     if (numbers == FLOAT32) multiply<Float32Weights>(*weights, x, rows, in, out, y, tiled, threads);
     else if (numbers == BFLOAT16) multiply<BFloat16Weights>(*weights, x, rows, in, out, y, tiled, threads);
     else multiply<Int8Weights>(*weights, x, rows, in, out, y, tiled, threads);
+}
+
+// x [rows, in] -> ids [rows] of the largest outputs.
+void neuron_spec_largest(const Weights* weights, int64_t numbers, const float* x, int64_t rows, int64_t in,
+                         int64_t out, int64_t* ids, int64_t wide, int64_t threads) {
+    bool tiled = is_tiled(numbers, wide);
+    if (numbers == FLOAT32) find_largest<Float32Weights>(*weights, x, rows, in, out, ids, tiled, threads);
+    else if (numbers == BFLOAT16) find_largest<BFloat16Weights>(*weights, x, rows, in, out, ids, tiled, threads);
+    else find_largest<Int8Weights>(*weights, x, rows, in, out, ids, tiled, threads);
 }
 
 // The layers, keys and values into the caches.
