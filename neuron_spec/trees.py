@@ -92,6 +92,11 @@ class Tree:
         return len(self.parents)
 
     @property
+    def is_chain(self) -> bool:
+        """Whether no node has siblings."""
+        return self.max_depth == self.num_draft_tokens
+
+    @property
     def num_draft_tokens(self) -> int:
         """Drafted tokens, on all branches together."""
         return len(self.parents) - 1

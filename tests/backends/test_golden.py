@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from neuron_spec.backends.base import Limits
-from neuron_spec.backends.decisions import Decided, Decisions
+from neuron_spec.backends.decisions import Decided, Decisions, Scored
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import HEADS, Target
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
@@ -42,10 +42,10 @@ class Watched(Decisions):
         self._seen = seen
 
     def judge(
-        self, tokens: Tensor, parents: Tensor | None, draft_probs: Tensor | None, logits: Tensor
+        self, tokens: Tensor, parents: Tensor | None, draft_probs: Tensor | None, scored: Scored
     ) -> list[Decided]:
-        self._seen.append(logits)
-        return super().judge(tokens, parents, draft_probs, logits)
+        self._seen.append(scored.logits)
+        return super().judge(tokens, parents, draft_probs, scored)
 
 
 class Recorder:

@@ -31,6 +31,7 @@ from neuron_spec.bench.slices import rows_of
 from neuron_spec.bench.steps import measure_step_costs
 from neuron_spec.engine import open_session
 from neuron_spec.engine.draft_length import DraftLength
+from neuron_spec.metrics.estimates import Estimate
 from neuron_spec.planner import Plan
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def measured(
     wanted = {"max_new_tokens": tokens, "ignore_eos": True}
     settings = LoadSettings(concurrencies, repetitions, wanted)
     rounds = measure_loads(session, rows, settings)
-    costs = measure_step_costs(session, rows, CONCURRENCIES)
+    costs = measure_step_costs(session, rows, CONCURRENCIES)  # a plan is for all loads
     return run_of(record_of(artifact, rows, wanted), rows, rounds, costs)
 
 
@@ -56,6 +57,13 @@ def throughputs(run: dict[str, Any], concurrency: int) -> dict[str, float]:
     }
 
 
+def speed_up(run: dict[str, Any], way: str, concurrency: int) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        s for s in run["speed_ups"] if (s["way"], s["concurrency"]) == (way, concurrency)
+    )
+    return found
+
+
 def predicted(plan: Plan, concurrency: int, num_draft_tokens: int) -> float:
     (load,) = (load for load in plan.loads if load.concurrency == concurrency)
     (option,) = (o for o in load.options if o.num_draft_tokens == num_draft_tokens)
@@ -65,23 +73,21 @@ def predicted(plan: Plan, concurrency: int, num_draft_tokens: int) -> float:
 def table_of(run: dict[str, Any], plan: Plan, chosen: DraftLength, largest: int) -> Table:
     own = plan_of(run)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("in flight", "k", "off", "on", "by load", "by load / better",
+    for column in ("in flight", "k", "off", "on", "by load", "by load / better", "by load / off",
                    "speed-up on: planned", "with own acceptance", "measured"):  # fmt: skip
         table.add_column(column)
-    for concurrency in CONCURRENCIES:
+    for concurrency in sorted({load["concurrency"] for load in run["loads"]}):
         rates = throughputs(run, concurrency)
         better = max(rates["off"], rates["on"])
         by_load = rates.get("by-load", rates["on"])  # a plan that is always on
-        decoding = next(
-            s["decoding"]["value"] for s in run["speed_ups"]
-            if (s["way"], s["concurrency"]) == ("on", concurrency)
-        )  # fmt: skip
+        way = "by-load" if "by-load" in rates else "on"
+        against_off = Estimate(**speed_up(run, way, concurrency)["throughput"])
         table.add_row(
             str(concurrency), str(chosen.at(concurrency)),
             *(f"{rate:.1f}" for rate in (rates["off"], rates["on"], by_load)),
-            f"{by_load / better:.3f}",
+            f"{by_load / better:.3f}", against_off.shown(),
             *(f"{predicted(each, concurrency, largest):.2f}" for each in (plan, own)),
-            f"{decoding:.2f}",
+            f"{speed_up(run, 'on', concurrency)['decoding']['value']:.2f}",
         )  # fmt: skip
     return table
 
@@ -115,6 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCIES)
     parser.add_argument("--rows", type=int, default=32, help="prompts in all, of all kinds")
     options = parser.parse_args()
     loaded = load_spec(DEMO_SPEC)
@@ -132,7 +139,8 @@ def main() -> int:
         plan = plan_of(measured(session, artifact, rows[::2], options.tokens, (1,), 1))
         console.print(f"{plan.as_toml}, planned over {len(rows[::2])} prompts")
         session.draft_length = DraftLength.by_load(plan.by_load, largest)
-        own = options.tokens, CONCURRENCIES, options.repetitions
+        loads = tuple(sorted({1, *options.concurrency}))  # a plan needs single requests
+        own = options.tokens, loads, options.repetitions
         run = measured(session, artifact, rows[1::2], *own)
         console.print(table_of(run, plan, session.draft_length, largest))
         console.print(kinds_of(run, largest))

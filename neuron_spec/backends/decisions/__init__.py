@@ -2,5 +2,6 @@
 device."""
 
 from neuron_spec.backends.decisions.judging import Decided, Decisions, dead_end, tree_of
+from neuron_spec.backends.decisions.scored import KnownLogits, Scored
 
-__all__ = ["Decided", "Decisions", "dead_end", "tree_of"]
+__all__ = ["Decided", "Decisions", "KnownLogits", "Scored", "dead_end", "tree_of"]

@@ -51,6 +51,12 @@ class History:
         return self.decoding.sampling
 
     @property
+    def is_plainly_greedy(self) -> bool:
+        """Whether its tokens are the target's likeliest ones, whatever came before."""
+        params = self.params
+        return params.is_greedy and not params.in_effect and self.matcher is None
+
+    @property
     def draft_params(self) -> SamplingParams:
         """A draft is drawn with the request's temperature and cuts; what looks back on the output
         is the target's affair, and any draft keeps its distribution."""

@@ -18,11 +18,13 @@ from torch import Tensor
 from neuron_spec.backends.base import Decoding, TokenLogprobs
 from neuron_spec.backends.decisions.draws import Draws
 from neuron_spec.backends.decisions.history import History, Paths, Rows
+from neuron_spec.backends.decisions.scored import Scored
 from neuron_spec.drafters import Choose, choose_best
 from neuron_spec.errors import RequestError
-from neuron_spec.rules import CHAIN_RULES, TREE_RULES, TreeVerdict, Uniforms, Verdict, greedy
+from neuron_spec.rules import CHAIN_RULES, TREE_RULES, TreeVerdict, Uniforms, Verdict
+from neuron_spec.rules.matching import match_chain, match_tree
 from neuron_spec.rules.uniforms import SAMPLE_STREAM, uniform_at
-from neuron_spec.sampling import adjusted_logits, probabilities, sample
+from neuron_spec.sampling import adjusted_logits, best_ids, probabilities, sample
 from neuron_spec.trees import NO_PARENT, ROOT, Tree
 
 _SEED_BITS = 62
@@ -96,7 +98,7 @@ class Decisions:
         return Draws(rows, draws=draws)
 
     def judge(
-        self, tokens: Tensor, parents: Tensor | None, draft_probs: Tensor | None, logits: Tensor
+        self, tokens: Tensor, parents: Tensor | None, draft_probs: Tensor | None, scored: Scored
     ) -> list[Decided]:
         """Judge one step, row by row of the batch.
 
@@ -104,19 +106,22 @@ class Decisions:
             tokens: [rows, n] drafted ids.
             parents: [rows, n] their parents, see `Proposal`; None for chains.
             draft_probs: [rows, n, vocab] what they were drawn from, or None.
-            logits: [rows, n + 1, vocab] the target's, at the root and after every drafted token.
+            scored: what the target makes of them.
         """
         if parents is None:
             trees = [tree_of(tuple(range(tokens.shape[1])))]
         else:
             trees = [tree_of(tuple(row)) for row in parents.tolist()]
         if len(set(trees)) == 1:
-            return self._judge(range(len(tokens)), trees[0], tokens, draft_probs, logits)
+            return self._judge(slice(None), trees[0], tokens, draft_probs, scored)
         decided = []
         for slot, tree in enumerate(trees):
-            row = slice(slot, slot + 1)
-            decided += self._judge([slot], tree, tokens[row], None, logits[row])
+            decided += self._judge(slice(slot, slot + 1), tree, tokens, None, scored)
         return decided
+
+    def tells_logprobs(self, slot: int) -> bool:
+        """Whether the request wants log-probabilities."""
+        return self._rows[slot].decoding.num_logprobs is not None
 
     def observe(self, slot: int, tokens: Sequence[int]) -> None:
         """Count what a row committed."""
@@ -141,14 +146,18 @@ class Decisions:
 
     def _judge(
         self,
-        slots: Sequence[int],
+        batch: slice,
         tree: Tree,
         tokens: Tensor,
         draft_probs: Tensor | None,
-        logits: Tensor,
+        scored: Scored,
     ) -> list[Decided]:
-        rows = [self._rows.get(slot) for slot in slots]
-        paths = Paths.of(rows, tree, tokens, logits.shape[-1])
+        """The rows of that part of the batch, which have drafted the same tree."""
+        rows = [self._rows.get(slot) for slot in range(len(tokens))[batch]]
+        if all(row is None or row.is_plainly_greedy for row in rows):
+            return _decided(_matched(tree, tokens[batch], scored.best[batch]))
+        logits = scored.logits[batch]
+        paths = Paths.of(rows, tree, tokens[batch], logits.shape[-1])
         decided = _decided(self._verdict(paths, draft_probs, logits))
         return [
             replace(one, is_dead_end=True) if paths.is_dead_end(place, one.nodes) else one
@@ -159,15 +168,11 @@ class Decisions:
         self, paths: Paths, draft_probs: Tensor | None, logits: Tensor
     ) -> Verdict | TreeVerdict:
         rows, tree, tokens = paths.rows, paths.tree, paths.tokens
-        is_chain = tree.max_depth == tree.num_draft_tokens
         if all(row is None or row.params.is_greedy for row in rows):
-            adjusted = paths.applied(adjusted_logits, logits)
-            if is_chain:
-                return greedy.verify(tokens, adjusted)
-            return TREE_RULES["greedy"](tree, tokens, None, adjusted, None)
+            return _matched(tree, tokens, best_ids(paths.applied(adjusted_logits, logits)))
         probs = paths.applied(probabilities, logits)
         uniforms = _uniforms(rows, tree, probs.device)
-        if is_chain:
+        if tree.is_chain:
             return self._chain_rule(tokens, draft_probs, probs, uniforms)
         return self._tree_rule(tree, tokens, draft_probs, probs, uniforms)
 
@@ -177,6 +182,13 @@ def dead_end() -> RequestError:
     return RequestError(
         "the schema asks here for what no token of this model can begin", field="response_format"
     )
+
+
+def _matched(tree: Tree, tokens: Tensor, best: Tensor) -> Verdict | TreeVerdict:
+    """The greedy rule; best: [rows, nodes] ids."""
+    if tree.is_chain:
+        return match_chain(tokens, best)
+    return match_tree(tree, tokens, best)
 
 
 def _uniforms(rows: Rows, tree: Tree, device: torch.device) -> Uniforms:

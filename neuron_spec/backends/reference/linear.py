@@ -62,11 +62,14 @@ class Linear:
         return products if self.bias is None else products + self.bias
 
     def best(self, x: Tensor) -> Tensor:
-        """[..., in] -> [...] int64: the place of the largest output, the first on ties."""
+        """[..., in] -> [...] int64: the place of the largest output, the first on ties, to the bit
+        what `best_ids` finds in the outputs."""
         if self._native is not None and self._native.takes(x.numel() // self.in_features):
             rows = self._rows(x)
             is_wide = self._native.is_wide(len(rows))
-            ids = self._native.kernels.largest(self.packed, rows, is_wide=is_wide)
+            ids = self._native.kernels.largest(
+                self.packed, rows, is_wide=is_wide, as_bfloat16=x.dtype == torch.bfloat16
+            )
             return ids.view(x.shape[:-1])
         return best_ids(self(x))
 

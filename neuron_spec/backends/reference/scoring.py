@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -17,12 +16,23 @@ from neuron_spec.drafters import Branches
 from neuron_spec.trees import Tree
 
 
-@dataclass(frozen=True)
 class Scores:
-    """What the target makes of one step's tokens: [rows, n, …] each."""
+    """What the target makes of one step's tokens, [rows, n, …] each; see `Scored`."""
 
-    features: Tensor
-    logits: Tensor
+    def __init__(self, target: Target, hidden: Tensor, features: Tensor) -> None:
+        """Of hidden states and features of at least so many rows and tokens as `features` has."""
+        self._target, self._hidden, self.features = target, hidden, features
+        self._rows, self._count = features.shape[:2]
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """[rows, n, vocab]"""
+        return self._target.logits(self._hidden)[: self._rows, : self._count]
+
+    @cached_property
+    def best(self) -> Tensor:
+        """[rows, n] ids"""
+        return self._target.best(self._hidden)[: self._rows, : self._count]
 
 
 class Score(Protocol):
@@ -68,7 +78,7 @@ class WideScore:
         positions = [places[slot] for slot in range(len(tokens))]
         branches = None if parents is None else branches_of(positions, parents)
         hidden, features = self.target.hidden(tokens, positions, 0, branches)
-        return Scores(features, self.target.logits(hidden))
+        return Scores(self.target, hidden, features)
 
 
 class PinnedScore:
@@ -93,8 +103,7 @@ class PinnedScore:
             branches = branches_of([starts.get(slot, 0) for slot in range(rows)], parents)
         window = PinnedWindow(self.shape, starts, count, branches=branches, device=tokens.device)
         hidden, features = self.target.hidden_through(self.shape.padded(tokens), window)
-        logits = self.target.logits(hidden)
-        return Scores(features[:rows, :count], logits[:rows, :count])
+        return Scores(self.target, hidden, features[:rows, :count])
 
 
 def branches_of(positions: Sequence[int], parents: Tensor) -> Branches:

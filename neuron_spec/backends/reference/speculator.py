@@ -139,9 +139,7 @@ class ReferenceSpeculator:
         proposal = self._draft(max(self._rows) + 1, num_draft_tokens)
         drafted = self._now()
         scores = self._score(proposal)
-        decided = self._decisions.judge(
-            proposal.tokens, proposal.parents, proposal.probs, scores.logits
-        )
+        decided = self._decisions.judge(proposal.tokens, proposal.parents, proposal.probs, scores)
         drafts = proposal.tokens.tolist()
         depths = _depths(proposal)
         results = [
@@ -224,8 +222,10 @@ class ReferenceSpeculator:
         row, nodes = self._rows[slot], list(decided.nodes)
         tokens = (*(drafts[node - 1] for node in nodes[1:]), decided.next_token)
         self._target.keep(slot, row.position, nodes)
-        logits = _of_nodes(scores.logits[slot], nodes)
-        logprobs = self._decisions.logprobs(slot, logits, tokens)
+        logprobs = None
+        if self._decisions.tells_logprobs(slot):
+            logits = _of_nodes(scores.logits[slot], nodes)
+            logprobs = self._decisions.logprobs(slot, logits, tokens)
         self._decisions.observe(slot, tokens)
         if self._drafter:
             committed = torch.tensor(tokens, device=self._device)

@@ -14,11 +14,12 @@ from neuron_spec.backends.reference.models import EagleHead, Target
 MODEL_CALLS = (
     (Target, "hidden"),
     (Target, "logits"),
+    (Target, "best"),
     (EagleHead, "forward"),
     (EagleHead, "logits"),
     (EagleHead, "best"),
 )
-"""Forward passes and LM heads; a draft's argmax is part of its LM head."""
+"""Forward passes and LM heads, which find the likeliest ids where nothing else is asked for."""
 
 
 class Watch:

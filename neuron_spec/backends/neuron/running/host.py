@@ -21,7 +21,7 @@ from neuron_spec.backends.base import (
     StepPhases,
     StepResult,
 )
-from neuron_spec.backends.decisions import Decided, Decisions, dead_end
+from neuron_spec.backends.decisions import Decided, Decisions, KnownLogits, dead_end
 from neuron_spec.backends.neuron.running.calls import Device
 from neuron_spec.backends.neuron.running.inputs import prompt_inputs, step_inputs
 from neuron_spec.backends.neuron.running.outputs import logits_of
@@ -113,7 +113,7 @@ class HostSpeculator:
         drafted = time.perf_counter()
         drafts = proposal.tokens.tolist()
         logits = self._score(drafts)
-        decided = self._decisions.judge(proposal.tokens, None, proposal.probs, logits)
+        decided = self._decisions.judge(proposal.tokens, None, proposal.probs, KnownLogits(logits))
         results = [
             self._commit(slot, drafts[slot], decided[slot], logits[slot])
             for slot in self._slots.numbers

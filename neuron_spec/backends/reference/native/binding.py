@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,10 +72,9 @@ class Kernels:
         self._linear, self._layers = library.neuron_spec_linear, library.neuron_spec_layers
         self._largest = library.neuron_spec_largest
         self._linear.restype = self._layers.restype = self._largest.restype = None
-        self._linear.argtypes = self._largest.argtypes = [
-            POINTER(Weights), c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64,
-            c_int64,
-        ]  # fmt: skip
+        product = POINTER(Weights), c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p
+        self._linear.argtypes = [*product, c_int64, c_int64]
+        self._largest.argtypes = [*product, c_int64, c_int64, c_int64]
         self._layers.argtypes = [POINTER(Stack), POINTER(Pass)]
         library.neuron_spec_has_tiles.restype = c_int64
         self.has_tiles = bool(library.neuron_spec_has_tiles())
@@ -88,23 +87,21 @@ class Kernels:
             is_wide: faster for many rows where `has_tiles`; float32 weights round otherwise then.
         """
         y = x.new_empty(len(x), packed.out_features)
-        self._product(self._linear, packed, x, y, is_wide)
+        self._linear(*_product(packed, x, y), is_wide, torch.get_num_threads())
         return y
 
-    def largest(self, packed: Packed, x: Tensor, *, is_wide: bool = False) -> Tensor:
-        """[rows, in] float32 -> [rows] int64, what `argmax` finds in the rows of `linear`, which
-        are not written."""
-        ids = torch.empty(len(x), dtype=torch.int64)
-        self._product(self._largest, packed, x, ids, is_wide)
-        return ids
+    def largest(
+        self, packed: Packed, x: Tensor, *, is_wide: bool = False, as_bfloat16: bool = False
+    ) -> Tensor:
+        """[rows, in] float32 -> [rows] int64: where the largest of each row of `linear` is, which
+        is not written; the first on ties.
 
-    def _product(
-        self, call: Callable[..., None], packed: Packed, x: Tensor, to: Tensor, is_wide: bool
-    ) -> None:
-        call(
-            byref(weights_of(packed)), NUMBERS[packed.numbers], x.data_ptr(), len(x), x.shape[1],
-            packed.out_features, to.data_ptr(), is_wide, torch.get_num_threads(),
-        )  # fmt: skip
+        Args:
+            as_bfloat16: of the products as that number type would have them.
+        """
+        ids = torch.empty(len(x), dtype=torch.int64)
+        self._largest(*_product(packed, x, ids), as_bfloat16, is_wide, torch.get_num_threads())
+        return ids
 
     def layers(self, stack: Stack, passed: Pass) -> None:
         """Run a pass; what its pointers point to has to live until it returns."""
@@ -126,6 +123,13 @@ def weights_of(packed: Packed | None) -> Weights:
     if packed is None:
         return Weights()
     return Weights(*(pointer(part) for part in (packed.data, packed.scales, packed.bias)))
+
+
+def _product(packed: Packed, x: Tensor, to: Tensor) -> tuple[Any, ...]:
+    """What every product is told first."""
+    weights, numbers = byref(weights_of(packed)), NUMBERS[packed.numbers]
+    sizes = len(x), x.shape[1], packed.out_features
+    return weights, numbers, x.data_ptr(), *sizes, to.data_ptr()
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -192,10 +192,10 @@ void multiply(const Weights& weights, const float* x, int64_t rows, int64_t in, 
 // ids [rows]: the largest output's; 0 where there is none, among numbers that are none.
 template <class W>
 void find_largest(const Weights& weights, const float* x, int64_t rows, int64_t in, int64_t out, int64_t* ids,
-                  bool tiled, int64_t threads) {
+                  bool rounds, bool tiled, int64_t threads) {
     W w = weights_of<W>(weights);
     Work work(1, int(threads));
-    std::vector<Largest> seen(threads, Largest(rows));
+    std::vector<Largest> seen(threads, Largest(rows, rounds));
 #pragma omp parallel num_threads(int(threads))
     {
         int me = omp_get_thread_num();
@@ -232,13 +232,14 @@ void neuron_spec_linear(const Weights* weights, int64_t numbers, const float* x,
     else multiply<Int8Weights>(*weights, x, rows, in, out, y, tiled, threads);
 }
 
-// x [rows, in] -> ids [rows] of the largest outputs.
+// x [rows, in] -> ids [rows] of the largest outputs, as bfloat16 numbers if `rounds`.
 void neuron_spec_largest(const Weights* weights, int64_t numbers, const float* x, int64_t rows, int64_t in,
-                         int64_t out, int64_t* ids, int64_t wide, int64_t threads) {
+                         int64_t out, int64_t* ids, int64_t rounds, int64_t wide, int64_t threads) {
     bool tiled = is_tiled(numbers, wide);
-    if (numbers == FLOAT32) find_largest<Float32Weights>(*weights, x, rows, in, out, ids, tiled, threads);
-    else if (numbers == BFLOAT16) find_largest<BFloat16Weights>(*weights, x, rows, in, out, ids, tiled, threads);
-    else find_largest<Int8Weights>(*weights, x, rows, in, out, ids, tiled, threads);
+    if (numbers == FLOAT32) find_largest<Float32Weights>(*weights, x, rows, in, out, ids, rounds, tiled, threads);
+    else if (numbers == BFLOAT16)
+        find_largest<BFloat16Weights>(*weights, x, rows, in, out, ids, rounds, tiled, threads);
+    else find_largest<Int8Weights>(*weights, x, rows, in, out, ids, rounds, tiled, threads);
 }
 
 // The layers, keys and values into the caches.

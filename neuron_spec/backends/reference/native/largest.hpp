@@ -12,7 +12,9 @@ namespace {
 // What a thread has seen, lane by lane; of equals the first counts, in whatever order panels come.
 class Largest {
    public:
-    explicit Largest(int64_t rows) : values(rows, splat(NONE)), places(rows, Ints{} + NOWHERE) {}
+    // `rounds`: outputs count as the bfloat16 numbers that they would be written as.
+    Largest(int64_t rows, bool rounds)
+        : values(rows, splat(NONE)), places(rows, Ints{} + NOWHERE), rounds(rounds) {}
 
     // Sums [rows] of 16 outputs from `first` on; those beyond `out` are padding.
     void see(const Vec* sums, int64_t first, const float* bias, int64_t out) {
@@ -25,6 +27,7 @@ class Largest {
         Ints is_output = place < int32_t(out);
         for (size_t r = 0; r < values.size(); r++) {
             Vec value = bias ? sums[r] + more : sums[r];
+            if (rounds) value = rounded(value);
             Ints wins = is_output & ((value > values[r]) | ((value == values[r]) & (place < places[r])));
             values[r] = wins ? value : values[r];
             places[r] = wins ? place : places[r];
@@ -46,6 +49,13 @@ class Largest {
    private:
     std::vector<Vec> values;
     std::vector<Ints> places;
+    bool rounds;
+
+    static Vec rounded(Vec v) {  // to nearest, ties to even
+        Words bits = cast<Words>(v);
+        Vec near = cast<Vec>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
+        return v == v ? near : v;
+    }
 };
 
 }  // namespace
