@@ -2,24 +2,17 @@
 
 Stern et al. 2018 (arXiv:1811.03115), section 3; NxDI's fused speculation applies the same rule on
 the device (`models/model_base.py`). On a tree: follow the child that equals the target's argmax.
-
-On a CPU a row is followed position by position, so that the logits behind its first mismatch are
-never searched; mostly they are the most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-
-import torch
 from torch import Tensor
 
 from neuron_spec.rules.matching import match_chain, match_tree
 from neuron_spec.rules.uniforms import Uniforms
-from neuron_spec.rules.verdict import NO_NODE, TreeVerdict, Verdict, check_shapes
+from neuron_spec.rules.verdict import TreeVerdict, Verdict, check_shapes
 from neuron_spec.sampling import best_ids
-from neuron_spec.trees import ROOT, Tree
+from neuron_spec.trees import Tree
 
 
 def verify(draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
@@ -42,11 +35,19 @@ def verify(draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
             f"target_logits {tuple(target_logits.shape)} does not score draft_tokens "
             f"{tuple(draft_tokens.shape)}: expected [{batch}, {num_draft_tokens + 1}, vocab]"
         )
-    if target_logits.device.type != "cpu":
-        return match_chain(draft_tokens, best_ids(target_logits))
-    routes, next_tokens = _followed(_chain(num_draft_tokens), draft_tokens, target_logits)
-    num_accepted = torch.tensor([len(route) - 1 for route in routes], dtype=torch.int64)
-    return Verdict(num_accepted, next_tokens)
+    return match_chain(draft_tokens, best_ids(target_logits))
+
+
+def verify_ids(tree: Tree, draft_tokens: Tensor, best: Tensor) -> Verdict | TreeVerdict:
+    """The rule where the target's argmax is known.
+
+    Args:
+        draft_tokens: [batch, nodes - 1] ids of the tree, which may be a chain.
+        best: [batch, nodes] the target's argmax at every node.
+    """
+    if tree.is_chain:
+        return match_chain(draft_tokens, best)
+    return match_tree(tree, draft_tokens, best)
 
 
 def verify_probs(
@@ -69,33 +70,4 @@ def verify_tree(
 ) -> TreeVerdict:
     """Follow the target's argmax through the tree, see `TreeRule`; logits do as well."""
     check_shapes(tree, draft_tokens, None, target_probs)
-    if target_probs.device.type != "cpu":
-        return match_tree(tree, draft_tokens, best_ids(target_probs))
-    routes, next_tokens = _followed(tree, draft_tokens, target_probs)
-    padded = [[*route, *[NO_NODE] * (tree.max_depth + 1 - len(route))] for route in routes]
-    num_accepted = torch.tensor([len(route) - 1 for route in routes], dtype=torch.int64)
-    nodes = torch.tensor(padded, dtype=torch.int64).view(len(routes), tree.max_depth + 1)
-    return TreeVerdict(num_accepted, next_tokens, nodes)
-
-
-@lru_cache(maxsize=64)
-def _chain(num_draft_tokens: int) -> Tree:
-    return Tree.chain(num_draft_tokens)
-
-
-def _followed(tree: Tree, draft_tokens: Tensor, logits: Tensor) -> tuple[list[list[int]], Tensor]:
-    """The accepted nodes of every row, the root first, and the target's own tokens after them."""
-    pairs = [_follow(tree, *row) for row in zip(draft_tokens.tolist(), logits, strict=True)]
-    next_tokens = torch.tensor([token for _, token in pairs], dtype=torch.int64)
-    return [route for route, _ in pairs], next_tokens
-
-
-def _follow(tree: Tree, drafted: Sequence[int], logits: Tensor) -> tuple[list[int], int]:
-    """One row: ids [nodes - 1], logits [nodes, vocab]."""
-    route = [ROOT]
-    while True:
-        best = int(best_ids(logits[route[-1]]))
-        child = next((c for c in tree.children[route[-1]] if drafted[c - 1] == best), None)
-        if child is None:
-            return route, best
-        route.append(child)
+    return match_tree(tree, draft_tokens, best_ids(target_probs))

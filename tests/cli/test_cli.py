@@ -496,12 +496,12 @@ def test_verify_ends_with_1_on_a_defect(
 ) -> None:
     """A rule that accepts every draft: the fault that the verb exists to find."""
     from neuron_spec.rules import Verdict, greedy
+    from neuron_spec.trees import Tree
 
-    def accept_all(draft_tokens: torch.Tensor, target_logits: torch.Tensor) -> Verdict:
-        everything = torch.full((len(draft_tokens),), draft_tokens.shape[1])
-        return Verdict(everything, target_logits[:, -1].argmax(dim=-1))
+    def accept_all(tree: Tree, draft_tokens: torch.Tensor, best: torch.Tensor) -> Verdict:
+        return Verdict(torch.full((len(draft_tokens),), draft_tokens.shape[1]), best[:, -1])
 
-    monkeypatch.setattr(greedy, "verify", accept_all)
+    monkeypatch.setattr(greedy, "verify_ids", accept_all)
     arguments = ("verify", built / "artifact", "--prompts", built / "prompts.jsonl", "-n", "12")
     result = run(*arguments, "--ignore-eos")
     assert result.exit_code == 1

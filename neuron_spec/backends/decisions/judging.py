@@ -21,8 +21,7 @@ from neuron_spec.backends.decisions.history import History, Paths, Rows
 from neuron_spec.backends.decisions.scored import Scored
 from neuron_spec.drafters import Choose, choose_best
 from neuron_spec.errors import RequestError
-from neuron_spec.rules import CHAIN_RULES, TREE_RULES, TreeVerdict, Uniforms, Verdict
-from neuron_spec.rules.matching import match_chain, match_tree
+from neuron_spec.rules import CHAIN_RULES, TREE_RULES, TreeVerdict, Uniforms, Verdict, greedy
 from neuron_spec.rules.uniforms import SAMPLE_STREAM, uniform_at
 from neuron_spec.sampling import adjusted_logits, best_ids, probabilities, sample
 from neuron_spec.trees import NO_PARENT, ROOT, Tree
@@ -155,7 +154,7 @@ class Decisions:
         """The rows of that part of the batch, which have drafted the same tree."""
         rows = [self._rows.get(slot) for slot in range(len(tokens))[batch]]
         if all(row is None or row.is_plainly_greedy for row in rows):
-            return _decided(_matched(tree, tokens[batch], scored.best[batch]))
+            return _decided(greedy.verify_ids(tree, tokens[batch], scored.best[batch]))
         logits = scored.logits[batch]
         paths = Paths.of(rows, tree, tokens[batch], logits.shape[-1])
         decided = _decided(self._verdict(paths, draft_probs, logits))
@@ -169,7 +168,7 @@ class Decisions:
     ) -> Verdict | TreeVerdict:
         rows, tree, tokens = paths.rows, paths.tree, paths.tokens
         if all(row is None or row.params.is_greedy for row in rows):
-            return _matched(tree, tokens, best_ids(paths.applied(adjusted_logits, logits)))
+            return greedy.verify_ids(tree, tokens, best_ids(paths.applied(adjusted_logits, logits)))
         probs = paths.applied(probabilities, logits)
         uniforms = _uniforms(rows, tree, probs.device)
         if tree.is_chain:
@@ -182,13 +181,6 @@ def dead_end() -> RequestError:
     return RequestError(
         "the schema asks here for what no token of this model can begin", field="response_format"
     )
-
-
-def _matched(tree: Tree, tokens: Tensor, best: Tensor) -> Verdict | TreeVerdict:
-    """The greedy rule; best: [rows, nodes] ids."""
-    if tree.is_chain:
-        return match_chain(tokens, best)
-    return match_tree(tree, tokens, best)
 
 
 def _uniforms(rows: Rows, tree: Tree, device: torch.device) -> Uniforms:
