@@ -67,8 +67,16 @@ def compare_runs(first: Run, second: Run) -> dict[str, Any]:
     others = {_key(load): load for load in second["loads"]}
     for load in first["loads"]:
         other = others.get(_key(load), {})
-        if load["throughput_tokens_per_s"] and other.get("throughput_tokens_per_s"):
+        if not (load["throughput_tokens_per_s"] and other.get("throughput_tokens_per_s")):
+            continue
+        rounds = _requests_a_round(load), _requests_a_round(other)
+        if rounds[0] == rounds[1]:
             loads.append(_compared(load, other))
+        else:  # of few requests most run while not all are in flight
+            told.append(
+                f"{load['way']}, {load['concurrency']} in flight: not compared, rounds have "
+                f"{rounds[0]:g} and {rounds[1]:g} requests"
+            )
     return {"comparable": True, "forbidding": [], "told": told, "loads": loads}
 
 
@@ -107,6 +115,11 @@ def _verdict(ratio: Estimate) -> str:
 
 def _key(load: Mapping[str, Any]) -> tuple[str, int]:
     return load["way"], load["concurrency"]
+
+
+def _requests_a_round(load: Mapping[str, Any]) -> float:
+    total, repetitions = load["num_requests"] + load["num_failed"], load["num_repetitions"]
+    return float(total / repetitions)
 
 
 def _claims(run: Run) -> list[tuple[str, str]]:

@@ -132,6 +132,15 @@ def test_other_claims_are_told(run: Run) -> None:
     assert any("do not promise the same" in line for line in differences(run, other)[1])
 
 
+def test_rounds_of_other_sizes_are_not_compared(run: Run) -> None:
+    other = copy.deepcopy(run)
+    other["loads"][0]["num_requests"] *= 4
+    result = compare_runs(run, other)
+    assert result["comparable"]
+    assert len(result["loads"]) == 3
+    assert any("off, 1 in flight: not compared" in line for line in result["told"])
+
+
 def test_ratios_between_runs_carry_both_uncertainties(run: Run) -> None:
     same = compare_runs(run, run)
     assert len(same["loads"]) == 4
