@@ -106,12 +106,12 @@ def test_a_defect_later_than_a_near_tie_is_counted(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from neuron_spec.rules import Verdict, greedy
+    from neuron_spec.trees import Tree
 
-    def accept_all(draft_tokens: torch.Tensor, target_logits: torch.Tensor) -> Verdict:
-        everything = torch.full((len(draft_tokens),), draft_tokens.shape[1])
-        return Verdict(everything, target_logits[:, -1].argmax(dim=-1))
+    def accept_all(tree: Tree, draft_tokens: torch.Tensor, best: torch.Tensor) -> Verdict:
+        return Verdict(torch.full((len(draft_tokens),), draft_tokens.shape[1]), best[:, -1])
 
-    monkeypatch.setattr(greedy, "verify", accept_all)
+    monkeypatch.setattr(greedy, "verify_ids", accept_all)
     arguments = ("verify", folder / "greedy", "--prompts", folder / "prompts.jsonl", "-n", "9")
     result = run(*arguments, "--ignore-eos", "--json")
     assert result.exit_code == 1
