@@ -7,6 +7,7 @@ equals that of a draft that has seen the committed text alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,11 @@ class _Pending:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    def filling(self) -> _Pending:
+        """What a free row runs along with ones like this."""
+        tokens, features = self.tokens, self.features
+        return _Pending(0, tokens.new_zeros(1), features.new_zeros(1, features.shape[1]))
 
     def split(self, count: int) -> tuple[_Pending, _Pending]:
         """The first `count` inputs and the rest."""
@@ -102,18 +108,32 @@ class ChainDrafter:
         passes overwrite before anything attends to them.
         """
         some = next(iter(self._pending.values()))
-        free = _Pending(
-            0, some.tokens.new_zeros(1), some.features.new_zeros(1, some.features.shape[1])
-        )
-        rows = [self._pending.get(slot, free) for slot in range(num_rows)]
-        tokens = pad_sequence([row.tokens for row in rows], batch_first=True)
-        features = pad_sequence([row.features for row in rows], batch_first=True)
+        rows = [self._pending.get(slot) or some.filling() for slot in range(num_rows)]
         starts, ends = [row.start for row in rows], [row.end for row in rows]
+        tokens, features = _side_by_side([(row.tokens, row.features) for row in rows])
         output = self._forward(tokens, features, starts, 0)  # [rows, width, hidden]
-        last = torch.tensor([len(row.tokens) - 1 for row in rows], device=output.device)
-        feature = output[torch.arange(num_rows, device=output.device), last].unsqueeze(1)
+        feature = _at_ends(output, [end - start for start, end in zip(starts, ends, strict=True)])
         nothing = some.tokens[:0], some.features[:0]
         for slot, pending in self._pending.items():
             if slot < num_rows:
                 self._pending[slot] = _Pending(pending.end, *nothing)
         return feature, ends
+
+
+def _side_by_side(rows: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Pairs of [n, …], padded at the end -> pair of [rows, n, …]; one row as it is."""
+    if len(rows) == 1:
+        tokens, features = rows[0]
+        return tokens[None], features[None]
+    tokens, features = (
+        pad_sequence(list(part), batch_first=True) for part in zip(*rows, strict=True)
+    )
+    return tokens, features
+
+
+def _at_ends(output: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[rows, width, hidden] -> [rows, 1, hidden] at the last place of every row."""
+    if len(lengths) == 1:
+        return output[:, -1:]
+    last = torch.tensor(lengths, device=output.device) - 1
+    return output[torch.arange(len(lengths), device=output.device), last].unsqueeze(1)

@@ -6,13 +6,15 @@ the device (`models/model_base.py`). On a tree: follow the child that equals the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from neuron_spec.rules.matching import match_chain, match_tree
 from neuron_spec.rules.uniforms import Uniforms
 from neuron_spec.rules.verdict import TreeVerdict, Verdict, check_shapes
 from neuron_spec.sampling import best_ids
-from neuron_spec.trees import Tree
+from neuron_spec.trees import ROOT, Tree
 
 
 def verify(draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
@@ -38,16 +40,26 @@ def verify(draft_tokens: Tensor, target_logits: Tensor) -> Verdict:
     return match_chain(draft_tokens, best_ids(target_logits))
 
 
-def verify_ids(tree: Tree, draft_tokens: Tensor, best: Tensor) -> Verdict | TreeVerdict:
-    """The rule where the target's argmax is known.
+def follow(
+    tree: Tree, draft_tokens: Sequence[int], best: Sequence[int]
+) -> tuple[tuple[int, ...], int]:
+    """The rule for one row whose ids the host knows: a few comparisons, no tensors.
 
     Args:
-        draft_tokens: [batch, nodes - 1] ids of the tree, which may be a chain.
-        best: [batch, nodes] the target's argmax at every node.
+        draft_tokens: [nodes - 1] ids of the tree, which may be a chain, or `NO_PROPOSAL`.
+        best: [nodes] the target's argmax at every node.
+
+    Returns:
+        The accepted nodes, the root first, and the target's own token after the last of them; of
+        siblings with the same token the first is taken.
     """
-    if tree.is_chain:
-        return match_chain(draft_tokens, best)
-    return match_tree(tree, draft_tokens, best)
+    route, children = [ROOT], tree.children
+    while True:
+        wanted = best[route[-1]]
+        child = next((c for c in children[route[-1]] if draft_tokens[c - 1] == wanted), None)
+        if child is None:
+            return tuple(route), wanted
+        route.append(child)
 
 
 def verify_probs(

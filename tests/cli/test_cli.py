@@ -495,13 +495,15 @@ def test_verify_ends_with_1_on_a_defect(
     run: Run, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rule that accepts every draft: the fault that the verb exists to find."""
-    from neuron_spec.rules import Verdict, greedy
+    from neuron_spec.rules import greedy
     from neuron_spec.trees import Tree
 
-    def accept_all(tree: Tree, draft_tokens: torch.Tensor, best: torch.Tensor) -> Verdict:
-        return Verdict(torch.full((len(draft_tokens),), draft_tokens.shape[1]), best[:, -1])
+    def accept_all(
+        tree: Tree, draft_tokens: list[int], best: list[int]
+    ) -> tuple[tuple[int, ...], int]:
+        return tuple(range(tree.num_nodes)), best[-1]
 
-    monkeypatch.setattr(greedy, "verify_ids", accept_all)
+    monkeypatch.setattr(greedy, "follow", accept_all)
     arguments = ("verify", built / "artifact", "--prompts", built / "prompts.jsonl", "-n", "12")
     result = run(*arguments, "--ignore-eos")
     assert result.exit_code == 1

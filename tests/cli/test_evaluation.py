@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 import served
 import tiny
-import torch
 
 import neuron_spec.cli.main as program
 from neuron_spec import compile_model, load_spec, prepare
@@ -105,13 +104,15 @@ def test_level_1_is_what_the_greedy_rule_is_tested_at(run: Run, folder: Path) ->
 def test_a_defect_later_than_a_near_tie_is_counted(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from neuron_spec.rules import Verdict, greedy
+    from neuron_spec.rules import greedy
     from neuron_spec.trees import Tree
 
-    def accept_all(tree: Tree, draft_tokens: torch.Tensor, best: torch.Tensor) -> Verdict:
-        return Verdict(torch.full((len(draft_tokens),), draft_tokens.shape[1]), best[:, -1])
+    def accept_all(
+        tree: Tree, draft_tokens: list[int], best: list[int]
+    ) -> tuple[tuple[int, ...], int]:
+        return tuple(range(tree.num_nodes)), best[-1]
 
-    monkeypatch.setattr(greedy, "verify_ids", accept_all)
+    monkeypatch.setattr(greedy, "follow", accept_all)
     arguments = ("verify", folder / "greedy", "--prompts", folder / "prompts.jsonl", "-n", "9")
     result = run(*arguments, "--ignore-eos", "--json")
     assert result.exit_code == 1

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_spec.rules import CHAIN_RULES, RULES, Uniforms
-from neuron_spec.rules.greedy import verify, verify_tree
+from neuron_spec.rules.greedy import follow, verify, verify_tree
+from neuron_spec.rules.verdict import NO_PROPOSAL
 from neuron_spec.trees import Tree
 
 NUM_TOKENS = 4
@@ -124,6 +125,27 @@ def test_the_tree_is_followed_as_far_as_the_target_goes(
     assert verdict.nodes.tolist() == [list(route)]
     assert verdict.next_tokens.tolist() == [next_token]
     assert verdict.num_accepted.tolist() == [sum(node > 0 for node in route)]
+
+
+@st.composite
+def known_ids(draw: st.DrawFn) -> tuple[Tree, list[int], list[int]]:
+    """A tree, what is drafted in it (twins and empty places too), the target's ids of few."""
+    size = draw(st.integers(0, 7))
+    parents = [draw(st.integers(0, node)) for node in range(size)]
+    ids = st.lists(st.integers(NO_PROPOSAL, 2), min_size=size, max_size=size)
+    best = st.lists(st.integers(0, 2), min_size=size + 1, max_size=size + 1)
+    return Tree((-1, *parents)), draw(ids), draw(best)
+
+
+@settings(deadline=None, max_examples=200)
+@given(known_ids())
+def test_where_ids_are_known_it_is_the_same_rule(case: tuple[Tree, list[int], list[int]]) -> None:
+    tree, drafted, best = case
+    tokens = torch.tensor([drafted], dtype=torch.long).reshape(1, -1)
+    expected = verify_tree(tree, tokens, None, one_hot(*best), NO_NUMBERS)
+    nodes, next_token = follow(tree, drafted, best)
+    assert [*nodes, *[-1] * (tree.max_depth + 1 - len(nodes))] == expected.nodes[0].tolist()
+    assert next_token == expected.next_tokens.item()
 
 
 def test_the_uniform_signature_ignores_draft_and_numbers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,11 +51,11 @@ class History:
         """The request's sampling options."""
         return self.decoding.sampling
 
-    @property
+    @cached_property
     def is_plainly_greedy(self) -> bool:
         """Whether its tokens are the target's likeliest ones, whatever came before."""
         params = self.params
-        return params.is_greedy and not params.in_effect and self.matcher is None
+        return params.is_greedy and not params.in_effect and self.decoding.grammar is None
 
     @property
     def draft_params(self) -> SamplingParams:

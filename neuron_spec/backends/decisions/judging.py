@@ -8,7 +8,7 @@ its output does not depend on who runs beside it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -107,10 +107,13 @@ class Decisions:
             draft_probs: [rows, n, vocab] what they were drawn from, or None.
             scored: what the target makes of them.
         """
+        num_rows, num_drafts = tokens.shape
         if parents is None:
-            trees = [tree_of(tuple(range(tokens.shape[1])))]
+            trees = [tree_of(tuple(range(num_drafts)))] * num_rows
         else:
             trees = [tree_of(tuple(row)) for row in parents.tolist()]
+        if self._are_plainly_greedy(range(num_rows)):
+            return _followed(trees, tokens, scored.best)
         if len(set(trees)) == 1:
             return self._judge(slice(None), trees[0], tokens, draft_probs, scored)
         decided = []
@@ -143,6 +146,11 @@ class Decisions:
             for logprob, best in zip(chosen.tolist(), tops, strict=True)
         )
 
+    def _are_plainly_greedy(self, slots: Iterable[int]) -> bool:
+        """Whether the target's likeliest ids are all that counts in these rows; free ones are."""
+        rows = map(self._rows.get, slots)
+        return all(row is None or row.is_plainly_greedy for row in rows)
+
     def _judge(
         self,
         batch: slice,
@@ -152,12 +160,16 @@ class Decisions:
         scored: Scored,
     ) -> list[Decided]:
         """The rows of that part of the batch, which have drafted the same tree."""
-        rows = [self._rows.get(slot) for slot in range(len(tokens))[batch]]
-        if all(row is None or row.is_plainly_greedy for row in rows):
-            return _decided(greedy.verify_ids(tree, tokens[batch], scored.best[batch]))
-        logits = scored.logits[batch]
+        slots = range(len(tokens))[batch]
+        if self._are_plainly_greedy(slots):
+            return _followed([tree] * len(slots), tokens[batch], scored.best[batch])
+        rows, logits = [self._rows.get(slot) for slot in slots], scored.logits[batch]
         paths = Paths.of(rows, tree, tokens[batch], logits.shape[-1])
-        decided = _decided(self._verdict(paths, draft_probs, logits))
+        if all(row is None or row.params.is_greedy for row in rows):
+            best = best_ids(paths.applied(adjusted_logits, logits))
+            decided = _followed([tree] * len(rows), paths.tokens, best)
+        else:
+            decided = _decided(self._verdict(paths, draft_probs, logits))
         return [
             replace(one, is_dead_end=True) if paths.is_dead_end(place, one.nodes) else one
             for place, one in enumerate(decided)
@@ -167,8 +179,6 @@ class Decisions:
         self, paths: Paths, draft_probs: Tensor | None, logits: Tensor
     ) -> Verdict | TreeVerdict:
         rows, tree, tokens = paths.rows, paths.tree, paths.tokens
-        if all(row is None or row.params.is_greedy for row in rows):
-            return greedy.verify_ids(tree, tokens, best_ids(paths.applied(adjusted_logits, logits)))
         probs = paths.applied(probabilities, logits)
         uniforms = _uniforms(rows, tree, probs.device)
         if tree.is_chain:
@@ -194,6 +204,12 @@ def _uniforms(rows: Rows, tree: Tree, device: torch.device) -> Uniforms:
 def tree_of(parents: tuple[int, ...]) -> Tree:
     """The tree of a proposal's parents, without the root."""
     return Tree((NO_PARENT, *parents))
+
+
+def _followed(trees: Sequence[Tree], tokens: Tensor, best: Tensor) -> list[Decided]:
+    """The greedy rule over drafts [rows, n] and the target's likeliest ids [rows, n + 1]."""
+    rows = zip(trees, tokens.tolist(), best.tolist(), strict=True)
+    return [Decided(*greedy.follow(*row)) for row in rows]
 
 
 def _decided(verdict: Verdict) -> list[Decided]:

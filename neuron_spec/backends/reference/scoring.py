@@ -22,17 +22,21 @@ class Scores:
     def __init__(self, target: Target, hidden: Tensor, features: Tensor) -> None:
         """Of hidden states and features of at least so many rows and tokens as `features` has."""
         self._target, self._hidden, self.features = target, hidden, features
-        self._rows, self._count = features.shape[:2]
 
     @cached_property
     def logits(self) -> Tensor:
         """[rows, n, vocab]"""
-        return self._target.logits(self._hidden)[: self._rows, : self._count]
+        return self._told(self._target.logits(self._hidden))
 
     @cached_property
     def best(self) -> Tensor:
         """[rows, n] ids"""
-        return self._target.best(self._hidden)[: self._rows, : self._count]
+        return self._told(self._target.best(self._hidden))
+
+    def _told(self, values: Tensor) -> Tensor:
+        """Of the pass's rows and tokens those that the step has."""
+        rows, count = self.features.shape[:2]
+        return values if values.shape[:2] == (rows, count) else values[:rows, :count]
 
 
 class Score(Protocol):

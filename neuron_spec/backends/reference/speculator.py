@@ -196,10 +196,11 @@ class ReferenceSpeculator:
         Rows that do not run may be written at the first position that their prefill overwrites.
         """
         drafts = proposal.tokens
-        slots = range(len(drafts))
-        last = [self._rows[slot].last_token if slot in self._rows else 0 for slot in slots]
-        root = torch.tensor(last, device=self._device)[:, None]
-        tokens = torch.cat([root, drafts.clamp(min=0)], dim=1)  # [rows, n + 1]
+        slots = range(drafts.shape[0])
+        last = [[self._rows[slot].last_token if slot in self._rows else 0] for slot in slots]
+        tokens = torch.tensor(last, device=self._device)
+        if drafts.shape[1]:
+            tokens = torch.cat([tokens, drafts.clamp(min=0)], dim=1)  # [rows, n + 1]
         starts = {slot: row.position for slot, row in self._rows.items()}
         idle = {slot: self._num_prefilled(slot) for slot in slots if slot not in self._rows}
         return self.score(tokens, starts, proposal.parents, idle=idle)
@@ -255,5 +256,5 @@ def _of_nodes(values: Tensor, nodes: Sequence[int]) -> Tensor:
 def _depths(proposal: Proposal) -> list[int | None]:
     """Depth of every row's tree; None for chains."""
     if proposal.parents is None:
-        return [None] * len(proposal.tokens)
+        return [None] * proposal.tokens.shape[0]
     return [tree_of(tuple(row)).max_depth for row in proposal.parents.tolist()]
