@@ -38,11 +38,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(family: str, directory: Path) -> Any:
+def build(family: str, directory: Path, **sizes: int) -> Any:
     """A random transformers model of that family, saved to `directory`."""
     name, changes = FAMILIES[family]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes})
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes, **sizes})
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     for parameter in model.parameters():  # biases start at zero, norms at one: make them matter
         parameter.data += 0.1 * torch.randn_like(parameter)

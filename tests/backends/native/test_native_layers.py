@@ -25,12 +25,12 @@ NARROW, WIDE = "narrow", "wide"
 
 
 def placement(
-    through: str | None, *, dtype: torch.dtype = torch.float32, slots: int = 1
+    through: str | None, *, dtype: torch.dtype = torch.float32, slots: int = 1, length: int = 64
 ) -> Placement:
     native = None
     if through is not None:
         native = Native(kernels(), None if through == NARROW else 0, has_tiles=True)
-    return Placement(slots, 64, dtype, CPU, native)
+    return Placement(slots, length, dtype, CPU, native)
 
 
 def ids(rows: int, count: int, vocab_size: int = 97) -> Tensor:
@@ -73,6 +73,32 @@ def test_layers_compute_the_same(
         torch.testing.assert_close(found, state, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("through", [NARROW, WIDE])
+@pytest.mark.parametrize("head_dim", [24, 64, 128])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_long_texts_are_attended_in_segments(
+    dtype: torch.dtype, head_dim: int, through: str, tmp_path: Path
+) -> None:
+    """A wide pass of that many tokens goes through tiles where the processor has them."""
+    build("llama", tmp_path, head_dim=head_dim)
+    tokens = ids(2, 236)
+    tree = torch.tensor([[0, 0, 1, 2, 2]] * 2)
+    passes = []
+    for each in (None, through):
+        target = Target(tmp_path, placement(each, dtype=dtype, slots=2, length=256))
+        with torch.inference_mode():
+            found = [
+                target.hidden(tokens[:, :117], [0, 0])[0],
+                target.hidden(tokens[:, 117:193], [117, 117])[0],
+                target.hidden(tokens[1:, 193:228], [193], 1)[0],  # beyond the second segment
+                target.hidden(tokens[:, 228:229], [193, 228])[0],
+                target.hidden(tokens[:, 229:235], [194, 229], 0, branches_of([194, 229], tree))[0],
+            ]
+        passes.append(found)
+    for expected, found in zip(*passes, strict=True):
+        torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
 def test_taps_are_the_inputs_of_their_layers(tmp_path: Path) -> None:
     build("llama", tmp_path)
     tapped = [
@@ -84,19 +110,22 @@ def test_taps_are_the_inputs_of_their_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("through", [NARROW, WIDE])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "llama-biases"])
+@pytest.mark.parametrize(
+    ("family", "head_dim"), [("llama", 8), ("llama", 64), ("qwen3", 8), ("llama-biases", 8)]
+)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_tokens_bits_do_not_depend_on_the_pass(
-    family: str, dtype: torch.dtype, through: str, tmp_path: Path
+    family: str, head_dim: int, dtype: torch.dtype, through: str, tmp_path: Path
 ) -> None:
-    build(family, tmp_path)
-    tokens = ids(1, 20)
+    build(family, tmp_path, head_dim=head_dim)
+    tokens, before = ids(1, 140), 120  # and a segment's end between
     outputs = []
     with torch.inference_mode():
         for width in (1, 3, 7, 20):
-            target = Target(tmp_path, placement(through, dtype=dtype))
-            starts = range(0, 20, width)
-            parts = [target.hidden(tokens[:, s : s + width], [s])[0] for s in starts]
+            target = Target(tmp_path, placement(through, dtype=dtype, length=256))
+            target.hidden(tokens[:, :before], [0])
+            starts = range(before, 140, width)
+            parts = [target.hidden(tokens[:, s : min(s + width, 140)], [s])[0] for s in starts]
             outputs.append(target.logits(torch.cat(parts, dim=1)))
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 

@@ -14,6 +14,7 @@
 #include "interface.hpp"
 #include "largest.hpp"
 #include "products.hpp"
+#include "prompts.hpp"
 #include "sharing.hpp"
 
 namespace {
@@ -34,11 +35,12 @@ Int8Weights weights_of(const Weights& w) {
 }
 
 // What a thread of a pass has of its own.
-template <class W>
+template <class W, class C>
 struct Scratch {
     std::vector<float> normed;
     Inputs<W> inputs;
-    Tile tile;
+    Desk<typename C::Number> desk;
+    PromptDesk prompt_desk;
 };
 
 // Whether products go through tiles: those of bfloat16 weights always, so that a row's bits do not
@@ -55,12 +57,16 @@ class Run {
           mixed_width((stack.heads + 2 * stack.kv_heads) * dim),
           mixed(tokens * mixed_width), joined(tokens * stack.heads * dim), act(tokens * stack.ffn),
           attention(stack, pass, mixed.data(), mixed_width, joined.data()),
-          work(stack.num_layers * PHASES, int(stack.threads)) {}
+          prompts(stack, pass, joined.data()), is_prompt(prompts.takes(pass)),
+          work(stack.num_layers * PHASES, int(stack.threads)) {
+        if (is_prompt) prompts.begin();
+        else attention.begin();
+    }
 
     void thread(int me, int threads) {
         bool tiled = is_tiled(s.weights, p.wide);
         TileScope scope(tiled);
-        Scratch<W> own;
+        Scratch<W, C> own;
         int64_t tap = 0;
         for (int64_t number = 0; number < s.num_layers; number++) {
             const LayerParts& layer = s.layers[number];
@@ -79,11 +85,8 @@ class Run {
             while (auto piece = work.take(phase + 1, tokens * (s.heads + 2 * s.kv_heads), me, 16))
                 for (int64_t i = piece.begin; i < piece.end; i++) settle(layer, i);
             barrier.wait(threads);
-            while (auto piece = work.take(phase + 2, attention.num_segments(), me))
-                for (int64_t i = piece.begin; i < piece.end; i++) attention.segment(layer, i, own.tile);
-            barrier.wait(threads);
-            while (auto piece = work.take(phase + 3, attention.num_groups(), me))
-                for (int64_t i = piece.begin; i < piece.end; i++) attention.join(i);
+            if (is_prompt) attend(prompts, layer, own.prompt_desk, phase + 2, me, threads);
+            else attend(attention, layer, own.desk, phase + 2, me, threads);
             barrier.wait(threads);
             own.inputs.set(joined.data(), tokens, s.heads * dim, tiled);
             product(weights_of<W>(layer.output), layer.output.bias, own.inputs, s.hidden, p.out, true, work,
@@ -107,12 +110,14 @@ class Run {
     int64_t tokens, dim, mixed_width;
     std::vector<float> mixed, joined, act;  // of queries, keys, values; of heads; of the MLP
     Attention<C> attention;
+    PromptAttention<C> prompts;
+    bool is_prompt;
     Barrier barrier;
     static constexpr int64_t PHASES = 7;  // of a layer
     Work work;
 
     // The attention's input of all tokens; returns its width.
-    int64_t norm_input(const LayerParts& layer, const float* x, Scratch<W>& own) {
+    int64_t norm_input(const LayerParts& layer, const float* x, Scratch<W, C>& own) {
         int64_t hidden = s.hidden, in = s.is_eagle3 ? 2 * hidden : hidden;
         own.normed.resize(tokens * in);
         for (int64_t t = 0; t < tokens; t++) {
@@ -121,6 +126,16 @@ class Run {
                 norm(x + t * in + hidden, layer.hidden_norm, hidden, float(s.eps), own.normed.data() + t * in + hidden);
         }
         return in;
+    }
+
+    // Two phases: segments, and what they make together.
+    template <class Attending, class Place>
+    void attend(Attending& attending, const LayerParts& layer, Place& desk, int64_t phase, int me, int threads) {
+        while (auto piece = work.take(phase, attending.num_units(), me))
+            for (int64_t i = piece.begin; i < piece.end; i++) attending.unit(layer, i, desk);
+        barrier.wait(threads);
+        while (auto piece = work.take(phase + 1, attending.num_joints(), me, 8))
+            for (int64_t i = piece.begin; i < piece.end; i++) attending.join(i, desk);
     }
 
     // What the first layer adds to: its input, in EAGLE-3 the feature.
@@ -146,6 +161,7 @@ class Run {
             if (weight) norm(x, weight, dim, float(s.eps), x);
             rotate(x, p.positions ? p.positions[t] : place);
         }
+        if (is_query && is_prompt) prompts.take(t, head, x);
         if (is_query) return;
         head -= is_key ? s.heads : s.heads + s.kv_heads;
         Number* to = entry(is_key ? layer.keys : layer.values, row, head, place);

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
 #define ALWAYS_INLINE inline __attribute__((always_inline))  // in the innermost loop
 
 namespace {
@@ -15,6 +19,16 @@ constexpr int AT_ONCE = 4;  // inputs that are read together
 constexpr int SUMS = 2;     // of every output: input i goes into sum i % 2
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
+// As wide as the machine's registers, for loops in which a compiler handles wider ones badly.
+#if defined(__AVX512F__)
+constexpr int NATIVE = 16;
+#elif defined(__AVX__)
+constexpr int NATIVE = 8;
+#else
+constexpr int NATIVE = 4;
+#endif
+typedef float Native __attribute__((vector_size(4 * NATIVE)));
+
 typedef float Vec8 __attribute__((vector_size(32)));
 typedef float Vec4 __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
@@ -49,7 +63,7 @@ inline float sum_of(Vec v) {
 }
 
 // Cephes' polynomial; relative error below 2e-7.
-inline Vec exponential(Vec x) {
+ALWAYS_INLINE Vec exponential(Vec x) {
     x = x > 88.0f ? splat(88.0f) : x;
     x = x < -87.0f ? splat(-87.0f) : x;
     const float round = 12582912.0f;  // 1.5 * 2^23
@@ -119,17 +133,19 @@ struct Int8Weights {
 // An entry of the KV cache.
 struct Float32Cache {
     typedef float Number;
-    static Vec vec(const float* from) { return read<Vec>(from); }
+    ALWAYS_INLINE static Native native(const float* from) { return read<Native>(from); }
     static float get(const float* from) { return *from; }
     static void put(float* to, float value) { *to = value; }
     static constexpr bool IS_FLOAT = true;
+    static constexpr int PARTS = 3;  // see tiles.hpp
 };
 
 struct BFloat16Cache {
     typedef uint16_t Number;
-    static Vec vec(const uint16_t* from) {
-        typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
-        return cast<Vec>(__builtin_convertvector(read<Halves>(from), Words) << 16);
+    ALWAYS_INLINE static Native native(const uint16_t* from) {
+        typedef uint16_t Halves __attribute__((vector_size(2 * NATIVE)));
+        typedef uint32_t Wholes __attribute__((vector_size(4 * NATIVE)));
+        return cast<Native>(__builtin_convertvector(read<Halves>(from), Wholes) << 16);
     }
     static float get(const uint16_t* from) { return cast<float>(uint32_t(*from) << 16); }
     static void put(uint16_t* to, float value) {  // to nearest, ties to even
@@ -138,6 +154,7 @@ struct BFloat16Cache {
         *to = uint16_t((is_nan ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
     }
     static constexpr bool IS_FLOAT = false;
+    static constexpr int PARTS = 1;  // see tiles.hpp
 };
 
 }  // namespace

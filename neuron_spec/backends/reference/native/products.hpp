@@ -24,55 +24,40 @@ ALWAYS_INLINE void stream(const W& w, const Word* panel, int64_t i, Vec* out) {
     w.some(panel, i, out);
 }
 
-// Inputs i and on of row r, where a row's inputs lie side by side, and where those of an input do.
-struct Rows {
-    const float* data;
-    int64_t stride;
-    const float* at(int64_t r, int64_t i) const { return data + r * stride + i; }
-    int64_t step() const { return 1; }
-};
-
-struct Columns {
-    const float* data;
-    int64_t stride;
-    const float* at(int64_t r, int64_t i) const { return data + i * stride + r; }
-    int64_t step() const { return stride; }
-};
-
-template <int ROWS, class W, class Word, class X>
-inline void panel_product(const W& w, const Word* panel, const X& x, int64_t in, Vec* out) {
+template <int ROWS, class W, class Word>
+inline void panel_product(const W& w, const Word* panel, const float* x, int64_t in, Vec* out) {
     Vec sums[ROWS][SUMS] = {};
     int64_t i = 0;
     for (; i + AT_ONCE <= in; i += AT_ONCE) {
         Vec four[AT_ONCE];
         stream(w, panel, i, four);
         for (int r = 0; r < ROWS; r++) {
-            const float* inputs = x.at(r, i);
-            for (int s = 0; s < AT_ONCE; s++) sums[r][s % SUMS] += four[s] * inputs[s * x.step()];
+            const float* inputs = x + r * in + i;
+            for (int s = 0; s < AT_ONCE; s++) sums[r][s % SUMS] += four[s] * inputs[s];
         }
     }
     for (; i < in; i++) {
         Vec one = w.one(panel, i);
-        for (int r = 0; r < ROWS; r++) sums[r][i % SUMS] += one * *x.at(r, i);
+        for (int r = 0; r < ROWS; r++) sums[r][i % SUMS] += one * x[r * in + i];
     }
     for (int r = 0; r < ROWS; r++) out[r] = sums[r][0] + sums[r][1];
 }
 
-template <int ROWS, class W, class Word, class X>
-inline void few_rows(int64_t rows, const W& w, const Word* panel, const X& x, int64_t in, Vec* out) {
+template <int ROWS, class W, class Word>
+inline void few_rows(int64_t rows, const W& w, const Word* panel, const float* x, int64_t in, Vec* out) {
     if constexpr (ROWS > 1) {
         if (rows < ROWS) return few_rows<ROWS - 1>(rows, w, panel, x, in, out);
     }
     panel_product<ROWS>(w, panel, x, in, out);
 }
 
-// One panel of any number of rows -> out [rows].
-template <class W, class Word, class X>
-inline void all_rows(int64_t rows, const W& w, const Word* panel, const X& x, int64_t in, Vec* out) {
+// One panel of any number of rows, x [rows, in] -> out [rows].
+template <class W, class Word>
+inline void all_rows(int64_t rows, const W& w, const Word* panel, const float* x, int64_t in, Vec* out) {
     int64_t blocks = (rows + BLOCK - 1) / BLOCK;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t begin = rows * b / blocks, end = rows * (b + 1) / blocks;
-        few_rows<BLOCK>(end - begin, w, panel, X{x.at(begin, 0), x.stride}, in, out + begin);
+        few_rows<BLOCK>(end - begin, w, panel, x + begin * in, in, out + begin);
     }
 }
 
@@ -80,7 +65,7 @@ inline void all_rows(int64_t rows, const W& w, const Word* panel, const X& x, in
 template <class W>
 void panel_of(const W& w, int64_t number, const float* x, int64_t rows, int64_t in, Vec* out) {
     const auto* panel = w.data + number * W::panel_words(in);
-    all_rows(rows, w, panel, Rows{x, in}, in, out);
+    all_rows(rows, w, panel, x, in, out);
     if constexpr (W::IS_SCALED) {
         Vec scales = read<Vec>(w.scales + number * LANES);
         for (int64_t r = 0; r < rows; r++) out[r] *= scales;
@@ -108,7 +93,7 @@ class Inputs {
         Vec* out[] = {sums[0].data(), sums[1].data()};
 #ifdef NEURON_SPEC_TILES
         if constexpr (!W::IS_SCALED)
-            if (is_tiled) return tiles.multiply<W::PARTS>(panels.of(w, number, count, in), count, out);
+            if (is_tiled) return tiles.multiply<PARTS, W::PARTS>(panels.of(w, number, count, in), count, out);
 #endif
         for (int n = 0; n < count; n++) panel_of(w, number + n, x, rows, in, out[n]);
     }

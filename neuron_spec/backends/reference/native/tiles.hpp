@@ -14,7 +14,6 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512F__)
 #define NEURON_SPEC_TILES
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -75,17 +74,20 @@ struct Term {
 };
 
 // In an order in which each shares a factor with the one before it.
-template <int W_PARTS>
-constexpr Term TERMS[] = {{0, 0}, {1, 0}, {2, 0}};
+template <int X_PARTS, int W_PARTS>
+constexpr Term TERMS[] = {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}};
 template <>
-constexpr Term TERMS<PARTS>[] = {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}};
+constexpr Term TERMS<PARTS, 1>[] = {{0, 0}, {1, 0}, {2, 0}};
+template <>
+constexpr Term TERMS<1, PARTS>[] = {{0, 2}, {0, 1}, {0, 0}};
 
 // Sums of M x N tiles: M times 16 rows, N panels; what they are made of lies side by side in memory.
-// A block of 32 inputs is `PARTS` tiles of the rows and `W_PARTS` of a panel.
-template <int M, int N, int W_PARTS>
+// A block of 32 inputs is `PARTS` tiles of the rows, the first `X_PARTS` of which are not all zero, and
+// `W_PARTS` of a panel.
+template <int M, int N, int X_PARTS, int W_PARTS>
 ALWAYS_INLINE void add_block(const Vec* const* x, const char* const* w) {
     Term before{-1, -1};
-    for (Term term : TERMS<W_PARTS>) {
+    for (Term term : TERMS<X_PARTS, W_PARTS>) {
         if (term.x != before.x) {
             _tile_loadd(4, x[0] + term.x * TILE_ROWS, 64);
             if constexpr (M == 2) _tile_loadd(5, x[1] + term.x * TILE_ROWS, 64);
@@ -111,7 +113,7 @@ struct TiledPanels {
 };
 
 // out[n] [M x 16]; lines `begin` to `end` of what comes next are fetched.
-template <int M, int N, int W_PARTS>
+template <int M, int N, int X_PARTS, int W_PARTS>
 void multiply_tiles(const Vec* x, int64_t blocks, const TiledPanels& w, int64_t begin, int64_t end, Vec* const* out) {
     constexpr int64_t X_BLOCK = PARTS * TILE_ROWS, W_BLOCK = W_PARTS * 1024;
     _tile_zero(0);
@@ -126,7 +128,7 @@ void multiply_tiles(const Vec* x, int64_t blocks, const TiledPanels& w, int64_t 
         int64_t until = begin + (end - begin) * (k + 1) / blocks;
         for (int64_t line = begin + (end - begin) * k / blocks; line < until; line++)
             __builtin_prefetch(w.next + line * 64, 0, 2);
-        add_block<M, N, W_PARTS>(rows, panels);
+        add_block<M, N, X_PARTS, W_PARTS>(rows, panels);
     }
     _tile_stored(0, out[0], 64);
     if constexpr (N == 2) _tile_stored(1, out[1], 64);
@@ -156,18 +158,19 @@ class TiledRows {
         memory_fence();
     }
 
-    template <int W_PARTS>
+    // out[n] [rows, up to a multiple of 16]
+    template <int X_PARTS, int W_PARTS>
     void multiply(const TiledPanels& w, int count, Vec* const* out) const {
         for (int64_t g = 0; g < groups; g += 2) {
             const Vec* x = tiles.data() + g * blocks * PARTS * TILE_ROWS;
             Vec* to[] = {out[0] + g * TILE_ROWS, count == 2 ? out[1] + g * TILE_ROWS : nullptr};
             int64_t begin = w.next_lines * g / groups, end = w.next_lines * std::min(g + 2, groups) / groups;
             if (g + 1 < groups) {
-                if (count == 2) multiply_tiles<2, 2, W_PARTS>(x, blocks, w, begin, end, to);
-                else multiply_tiles<2, 1, W_PARTS>(x, blocks, w, begin, end, to);
+                if (count == 2) multiply_tiles<2, 2, X_PARTS, W_PARTS>(x, blocks, w, begin, end, to);
+                else multiply_tiles<2, 1, X_PARTS, W_PARTS>(x, blocks, w, begin, end, to);
             } else {
-                if (count == 2) multiply_tiles<1, 2, W_PARTS>(x, blocks, w, begin, end, to);
-                else multiply_tiles<1, 1, W_PARTS>(x, blocks, w, begin, end, to);
+                if (count == 2) multiply_tiles<1, 2, X_PARTS, W_PARTS>(x, blocks, w, begin, end, to);
+                else multiply_tiles<1, 1, X_PARTS, W_PARTS>(x, blocks, w, begin, end, to);
             }
         }
         memory_fence();
@@ -218,6 +221,19 @@ class PanelTiles {
         made.resize(2 * size);
         for (int n = 0; n < count; n++) {
             split(w.data + (number + n) * words, in, made.data() + n * size);
+            panels.first[n] = reinterpret_cast<const char*>(made.data() + n * size);
+        }
+        memory_fence();
+        return panels;
+    }
+
+    // Panels [in][16] that none follows, one or two.
+    TiledPanels alone(const float* const* given, int count, int64_t in) {
+        TiledPanels panels{};
+        int64_t size = num_tiles(in, TILE_INPUTS) * PARTS * TILE_ROWS;
+        made.resize(2 * size);
+        for (int n = 0; n < count; n++) {
+            split(given[n], in, made.data() + n * size);
             panels.first[n] = reinterpret_cast<const char*>(made.data() + n * size);
         }
         memory_fence();
