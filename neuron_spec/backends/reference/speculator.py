@@ -146,6 +146,8 @@ class ReferenceSpeculator:
             self._commit(slot, drafts[slot], decided[slot], scores, depths[slot])
             for slot in sorted(self._rows)
         ]
+        if self._drafter:
+            self._show(self._drafter, results, decided, scores)
         if self.tells_phases:
             self.phases = StepPhases(drafted - begun, self._now() - drafted)
         return results
@@ -217,7 +219,7 @@ class ReferenceSpeculator:
         scores: Scores,
         num_positions: int | None,
     ) -> StepResult:
-        """Keep the accepted branch and the token after it, and tell drafter and options."""
+        """Keep the accepted branch and the token after it, and tell the options."""
         if decided.is_dead_end:
             return StepResult(slot, (), 0, 0, failure=dead_end())
         row, nodes = self._rows[slot], list(decided.nodes)
@@ -228,9 +230,6 @@ class ReferenceSpeculator:
             logits = _of_nodes(scores.logits[slot], nodes)
             logprobs = self._decisions.logprobs(slot, logits, tokens)
         self._decisions.observe(slot, tokens)
-        if self._drafter:
-            committed = torch.tensor(tokens, device=self._device)
-            self._drafter.observe(slot, committed, _of_nodes(scores.features[slot], nodes))
         row.last_token, row.position = tokens[-1], row.position + len(tokens)
         num_drafted = len(drafts) - drafts.count(NO_PROPOSAL)
         branch = None if num_positions is None else tuple(nodes[1:])
@@ -239,6 +238,23 @@ class ReferenceSpeculator:
         return StepResult(
             slot, tokens, num_drafted, len(tokens) - 1, logprobs, num_positions, branch
         )
+
+    def _show(
+        self,
+        drafter: Drafter,
+        results: Sequence[StepResult],
+        decided: Sequence[Decided],
+        scores: Scores,
+    ) -> None:
+        """Tell the drafter what all rows committed, made into tensors at once."""
+        going_on = [result for result in results if result.failure is None]
+        tokens = [token for result in going_on for token in result.tokens]
+        committed = torch.tensor(tokens, device=self._device)
+        parts = committed.split([len(result.tokens) for result in going_on])
+        features = scores.features.unbind()
+        for result, part in zip(going_on, parts, strict=True):
+            slot = result.slot
+            drafter.observe(slot, part, _of_nodes(features[slot], decided[slot].nodes))
 
     def _check_prompt(self, slot: int, prompt_ids: Sequence[int]) -> None:
         if not 0 <= slot < self._limits.batch_size or slot in self._rows or slot in self._prompts:

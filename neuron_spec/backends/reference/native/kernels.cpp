@@ -65,7 +65,7 @@ class Run {
 
     void thread(int me, int threads) {
         bool tiled = is_tiled(s.weights, p.wide);
-        TileScope scope(tiled);
+        TileScope scope(tiled, tokens);
         Scratch<W, C> own;
         int64_t tap = 0;
         for (int64_t number = 0; number < s.num_layers; number++) {
@@ -198,7 +198,7 @@ void multiply(const Weights& weights, const float* x, int64_t rows, int64_t in, 
     Work work(1, int(threads));
 #pragma omp parallel num_threads(int(threads))
     {
-        TileScope scope(tiled);
+        TileScope scope(tiled, rows);
         Inputs<W> inputs;
         inputs.set(x, rows, in, tiled);
         product(w, weights.bias, inputs, out, y, false, work, 0, omp_get_thread_num());
@@ -215,7 +215,7 @@ void find_largest(const Weights& weights, const float* x, int64_t rows, int64_t 
 #pragma omp parallel num_threads(int(threads))
     {
         int me = omp_get_thread_num();
-        TileScope scope(tiled);
+        TileScope scope(tiled, rows);
         Inputs<W> inputs;
         inputs.set(x, rows, in, tiled);
         while (auto piece = work.take(0, num_panels(out), me, 2)) {
