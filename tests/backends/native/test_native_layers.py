@@ -130,11 +130,13 @@ def test_a_tokens_bits_do_not_depend_on_the_pass(
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
-def test_an_eagle3_head() -> None:
-    heads = [Eagle3Head(GOLDEN / "eagle3", placement(through)) for through in (None, NARROW)]
+@pytest.mark.parametrize("count", [6, 40])  # the second as threads share the rows' tiles
+@pytest.mark.parametrize("through", [NARROW, WIDE])
+def test_an_eagle3_head(through: str, count: int) -> None:
+    heads = [Eagle3Head(GOLDEN / "eagle3", placement(each)) for each in (None, through)]
     width = read_config(GOLDEN / "eagle3").hidden_size
-    features = torch.randn(1, 6, 3 * width, generator=torch.Generator().manual_seed(0))
-    first, found = (head.forward(ids(1, 6), features, [0]) for head in heads)
+    features = torch.randn(1, count, 3 * width, generator=torch.Generator().manual_seed(0))
+    first, found = (head.forward(ids(1, count), features, [0]) for head in heads)
     torch.testing.assert_close(found, first, atol=1e-5, rtol=1e-5)
-    second, found = (head.forward(ids(1, 2), first[:, -2:], [6]) for head in heads)
+    second, found = (head.forward(ids(1, 2), first[:, -2:], [count]) for head in heads)
     torch.testing.assert_close(found, second, atol=1e-5, rtol=1e-5)

@@ -58,13 +58,18 @@ class Run {
           mixed(tokens * mixed_width), joined(tokens * stack.heads * dim), act(tokens * stack.ffn),
           attention(stack, pass, mixed.data(), mixed_width, joined.data()),
           prompts(stack, pass, joined.data()), is_prompt(prompts.takes(pass)),
+          tiled(is_tiled(stack.weights, pass.wide)), shares(tiled && tokens > FEW),
           work(stack.num_layers * PHASES, int(stack.threads)) {
         if (is_prompt) prompts.begin();
         else attention.begin();
+        if (!shares) return;
+        common[0].shape(tokens, input_width());
+        common[1].shape(tokens, s.heads * dim);
+        common[2].shape(tokens, s.hidden);
+        common[3].shape(tokens, s.ffn);
     }
 
     void thread(int me, int threads) {
-        bool tiled = is_tiled(s.weights, p.wide);
         TileScope scope(tiled, tokens);
         Scratch<W, C> own;
         int64_t tap = 0;
@@ -76,30 +81,31 @@ class Run {
                 if (me == 0) std::memcpy(p.taps + tap * tokens * s.hidden, x, tokens * s.hidden * sizeof(float));
                 tap++;
             }
-            int64_t in = norm_input(layer, x, own);
-            own.inputs.set(own.normed.data(), tokens, in, tiled);
-            product(weights_of<W>(layer.qkv), layer.qkv.bias, own.inputs, mixed_width, mixed.data(), false,
-                    work, phase, me);
+            take_normed(0, input_width(), [&](int64_t t, float* to) { norm_input(layer, x, t, to); }, own, phase, me,
+                        threads);
+            product(weights_of<W>(layer.qkv), layer.qkv.bias, own.inputs, mixed_width, mixed.data(), false, work,
+                    phase + 1, me);
             if (number == 0 && me == 0) residual(x);
             barrier.wait(threads);
-            while (auto piece = work.take(phase + 1, tokens * (s.heads + 2 * s.kv_heads), me, 16))
+            while (auto piece = work.take(phase + 2, tokens * (s.heads + 2 * s.kv_heads), me, 16))
                 for (int64_t i = piece.begin; i < piece.end; i++) settle(layer, i);
             barrier.wait(threads);
-            if (is_prompt) attend(prompts, layer, own.prompt_desk, phase + 2, me, threads);
-            else attend(attention, layer, own.desk, phase + 2, me, threads);
+            if (is_prompt) attend(prompts, layer, own.prompt_desk, phase + 3, me, threads);
+            else attend(attention, layer, own.desk, phase + 3, me, threads);
             barrier.wait(threads);
-            own.inputs.set(joined.data(), tokens, s.heads * dim, tiled);
+            take(1, joined.data(), s.heads * dim, own, phase + 5, me, threads);
             product(weights_of<W>(layer.output), layer.output.bias, own.inputs, s.hidden, p.out, true, work,
-                    phase + 4, me);
+                    phase + 6, me);
             barrier.wait(threads);
-            own.normed.resize(tokens * s.hidden);
-            for (int64_t t = 0; t < tokens; t++)
-                norm(p.out + t * s.hidden, layer.mlp_norm, s.hidden, float(s.eps), own.normed.data() + t * s.hidden);
-            own.inputs.set(own.normed.data(), tokens, s.hidden, tiled);
-            gated(weights_of<W>(layer.gate_up), own.inputs, s.ffn, act.data(), work, phase + 5, me);
+            auto norm_mlp = [&](int64_t t, float* to) {
+                norm(p.out + t * s.hidden, layer.mlp_norm, s.hidden, float(s.eps), to);
+            };
+            take_normed(2, s.hidden, norm_mlp, own, phase + 7, me, threads);
+            gated(weights_of<W>(layer.gate_up), own.inputs, s.ffn, act.data(), work, phase + 8, me);
             barrier.wait(threads);
-            own.inputs.set(act.data(), tokens, s.ffn, tiled);
-            product(weights_of<W>(layer.down), layer.down.bias, own.inputs, s.hidden, p.out, true, work, phase + 6, me);
+            take(3, act.data(), s.ffn, own, phase + 9, me, threads);
+            product(weights_of<W>(layer.down), layer.down.bias, own.inputs, s.hidden, p.out, true, work, phase + 10,
+                    me);
             barrier.wait(threads);
         }
     }
@@ -111,21 +117,47 @@ class Run {
     std::vector<float> mixed, joined, act;  // of queries, keys, values; of heads; of the MLP
     Attention<C> attention;
     PromptAttention<C> prompts;
-    bool is_prompt;
+    bool is_prompt, tiled;
+    static constexpr int64_t FEW = 2 * TILE_ROWS;  // up to so many each thread makes its own tiles, sooner than
+    bool shares;                                   // all are done with a part of them
+    TiledRows common[4];                           // the inputs of a layer's products
     Barrier barrier;
-    static constexpr int64_t PHASES = 7;  // of a layer
+    static constexpr int64_t PHASES = 11;  // of a layer
     Work work;
 
-    // The attention's input of all tokens; returns its width.
-    int64_t norm_input(const LayerParts& layer, const float* x, Scratch<W, C>& own) {
-        int64_t hidden = s.hidden, in = s.is_eagle3 ? 2 * hidden : hidden;
-        own.normed.resize(tokens * in);
-        for (int64_t t = 0; t < tokens; t++) {
-            norm(x + t * in, layer.input_norm, hidden, float(s.eps), own.normed.data() + t * in);
-            if (s.is_eagle3)
-                norm(x + t * in + hidden, layer.hidden_norm, hidden, float(s.eps), own.normed.data() + t * in + hidden);
+    // Makes x [tokens, in] the inputs of product `number` of a layer.
+    void take(int number, const float* x, int64_t in, Scratch<W, C>& own, int64_t phase, int me, int threads) {
+        if (!shares) return own.inputs.set(x, tokens, in, tiled);
+        while (auto piece = work.take(phase, tokens, me, TILE_ROWS))
+            for (int64_t t = piece.begin; t < piece.end; t++) common[number].set_row(t, x + t * in, in);
+        barrier.wait(threads);
+        own.inputs.share(common[number], tokens, in);
+    }
+
+    // The same of what `norm_row` writes of a token.
+    template <class NormRow>
+    void take_normed(int number, int64_t in, NormRow norm_row, Scratch<W, C>& own, int64_t phase, int me, int threads) {
+        own.normed.resize(shares ? in : tokens * in);
+        if (!shares) {
+            for (int64_t t = 0; t < tokens; t++) norm_row(t, own.normed.data() + t * in);
+            return own.inputs.set(own.normed.data(), tokens, in, tiled);
         }
-        return in;
+        while (auto piece = work.take(phase, tokens, me, TILE_ROWS))
+            for (int64_t t = piece.begin; t < piece.end; t++) {
+                norm_row(t, own.normed.data());
+                common[number].set_row(t, own.normed.data(), in);
+            }
+        barrier.wait(threads);
+        own.inputs.share(common[number], tokens, in);
+    }
+
+    int64_t input_width() const { return s.is_eagle3 ? 2 * s.hidden : s.hidden; }
+
+    // The attention's input of a token.
+    void norm_input(const LayerParts& layer, const float* x, int64_t t, float* to) {
+        const float* from = x + t * input_width();
+        norm(from, layer.input_norm, s.hidden, float(s.eps), to);
+        if (s.is_eagle3) norm(from + s.hidden, layer.hidden_norm, s.hidden, float(s.eps), to + s.hidden);
     }
 
     // Two phases: segments, and what they make together.

@@ -79,10 +79,21 @@ class Inputs {
     // x [rows, in], which has to live on; `tiled`: through tiles, where the weights can and there are any.
     void set(const float* x, int64_t rows, int64_t in, bool tiled) {
         this->x = x, this->rows = rows, this->in = in;
-        for (auto& own : sums) own.resize(num_tiles(rows, TILE_ROWS) * TILE_ROWS);
+        for (auto& each : sums) each.resize(num_tiles(rows, TILE_ROWS) * TILE_ROWS);
 #ifdef NEURON_SPEC_TILES
         is_tiled = tiled && !W::IS_SCALED;
-        if (is_tiled) tiles.set(x, rows, in);
+        if (is_tiled) own.set(x, rows, in);
+        tiles = &own;
+#endif
+    }
+
+    // Rows that threads have made tiles of together.
+    void share(const TiledRows& made, int64_t rows, int64_t in) {
+        this->rows = rows, this->in = in;
+        for (auto& each : sums) each.resize(num_tiles(rows, TILE_ROWS) * TILE_ROWS);
+#ifdef NEURON_SPEC_TILES
+        is_tiled = true;
+        tiles = &made;
 #endif
     }
 
@@ -93,7 +104,7 @@ class Inputs {
         Vec* out[] = {sums[0].data(), sums[1].data()};
 #ifdef NEURON_SPEC_TILES
         if constexpr (!W::IS_SCALED)
-            if (is_tiled) return tiles.multiply<PARTS, W::PARTS>(panels.of(w, number, count, in), count, out);
+            if (is_tiled) return tiles->template multiply<PARTS, W::PARTS>(panels.of(w, number, count, in), count, out);
 #endif
         for (int n = 0; n < count; n++) panel_of(w, number + n, x, rows, in, out[n]);
     }
@@ -106,7 +117,8 @@ class Inputs {
     std::vector<Vec> sums[2];
 #ifdef NEURON_SPEC_TILES
     bool is_tiled = false;
-    TiledRows tiles;
+    TiledRows own;
+    const TiledRows* tiles = nullptr;
     PanelTiles panels;
 #endif
 };

@@ -144,20 +144,29 @@ class TiledRows {
    public:
     // x [rows, in]
     void set(const float* x, int64_t rows, int64_t in) {
+        shape(rows, in);
+        for (int64_t r = 0; r < rows; r++) set_row(r, x + r * in, in);
+    }
+
+    // Room for rows that are set one by one; what stands in those of a tile that are not makes sums that
+    // nobody reads.
+    void shape(int64_t rows, int64_t in) {
         groups = num_tiles(rows, TILE_ROWS);
         blocks = num_tiles(in, TILE_INPUTS);
         tiles.resize(groups * blocks * PARTS * TILE_ROWS);
-        for (int64_t r = 0; r < rows; r++)  // what stands in further rows makes sums that nobody reads
-            for (int64_t k = 0; k < blocks; k++) {
-                const float* from = x + r * in + k * TILE_INPUTS;
-                int64_t count = std::min(TILE_INPUTS, in - k * TILE_INPUTS);
-                float padded[TILE_INPUTS] = {};
-                if (count < TILE_INPUTS) {
-                    std::copy(from, from + count, padded);
-                    from = padded;
-                }
-                split(r, k, read<Vec>(from), read<Vec>(from + LANES));
+    }
+
+    void set_row(int64_t r, const float* x, int64_t in) {
+        for (int64_t k = 0; k < blocks; k++) {
+            const float* from = x + k * TILE_INPUTS;
+            int64_t count = std::min(TILE_INPUTS, in - k * TILE_INPUTS);
+            float padded[TILE_INPUTS] = {};
+            if (count < TILE_INPUTS) {
+                std::copy(from, from + count, padded);
+                from = padded;
             }
+            split(r, k, read<Vec>(from), read<Vec>(from + LANES));
+        }
         memory_fence();
     }
 
@@ -268,6 +277,11 @@ class PanelTiles {
 #else
 
 inline bool has_tiles() { return false; }
+
+struct TiledRows {
+    void shape(int64_t, int64_t) {}
+    void set_row(int64_t, const float*, int64_t) {}
+};
 
 struct TileScope {
     TileScope(bool, int64_t) {}
