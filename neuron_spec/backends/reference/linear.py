@@ -96,7 +96,14 @@ class Linear:
         """For the kernels; packed when it is first used."""
         assert self._native is not None
         whole = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
-        return Packed.of(whole, self.bias, is_int8=self.is_int8)
+        packed = Packed.of(whole, self.bias, is_int8=self.is_int8)
+        self.let_go()
+        return packed
+
+    def let_go(self) -> None:
+        """Drop the weights as they were, unless something may still take them."""
+        if self._native is not None and not self._native.keeps_weights:
+            self.parts = ()
 
 
 def _pack(weight: Tensor) -> Tensor:

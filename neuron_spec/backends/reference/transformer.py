@@ -99,11 +99,13 @@ class Layer:
     @cached_property
     def products(self) -> dict[str, Packed]:
         """Its products by their names in the kernels."""
-        attention, gate, up = self.attention, *self.gate_up.parts
+        gate, up = self.gate_up.parts
+        packed = Packed.of(interleaved(gate, up), is_int8=self.gate_up.is_int8)
+        self.gate_up.let_go()
         return {
-            "qkv": attention.qkv.packed,
-            "output": attention.output.packed,
-            "gate_up": Packed.of(interleaved(gate, up), is_int8=self.gate_up.is_int8),
+            "qkv": self.attention.qkv.packed,
+            "output": self.attention.output.packed,
+            "gate_up": packed,
             "down": self.down.packed,
         }
 

@@ -137,6 +137,8 @@ def test_how_many_rows_they_take() -> None:
     assert rounded.takes(10_000) and rounded.is_int8 and not whole.is_int8
     assert native_of(spec_of(draft_weights="int8"), "draft") == rounded
     assert not (native_of(spec_of(draft_weights="int8")) or rounded).is_int8
+    kept = (plain.keeps_weights, rounded.keeps_weights, whole.keeps_weights)
+    assert kept == (not has_tiles, False, True)  # who else may take them
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,20 @@ def test_a_tokens_bits_do_not_depend_on_the_pass(
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
+def test_weights_live_on_in_their_packed_form_alone(tmp_path: Path) -> None:
+    build("llama", tmp_path)
+    found = []
+    for keeps in (True, False):
+        native = Native(kernels(), keeps_weights=keeps)
+        target = Target(tmp_path, Placement(1, 64, torch.float32, CPU, native))
+        logits = target.logits(target.hidden(ids(1, 9), [0])[0])
+        layer = target.layers[0]
+        products = (layer.attention.qkv, layer.attention.output, layer.gate_up, layer.down)
+        assert all(bool(product.parts) == keeps for product in products)
+        found.append(logits)
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("count", [6, 40])  # the second as threads share the rows' tiles
 @pytest.mark.parametrize("through", [NARROW, WIDE])
 def test_an_eagle3_head(through: str, count: int) -> None:

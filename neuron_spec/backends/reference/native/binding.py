@@ -146,12 +146,15 @@ class Native:
             stands beside it; None is any number.
         has_tiles: whether wider ones are theirs too, see `Kernels.has_tiles`.
         is_int8: whether weights are rounded to int8.
+        keeps_weights: whether weights stay beside their packed form, because something else may
+            still take them.
     """
 
     kernels: Kernels
     max_rows: int | None = None
     has_tiles: bool = False
     is_int8: bool = False
+    keeps_weights: bool = True
 
     def takes(self, num_rows: int) -> bool:
         """Whether a product of so many rows is theirs."""

@@ -45,9 +45,11 @@ def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
     max_rows = _MAX_ROWS[reference.dtype]
     if spec.verification.pin_shapes:
         max_rows = max(max_rows, shape.batch_size * (spec.num_draft_tokens + 1))
+    pins = spec.verification.pin_shapes
     if is_int8:
-        return Native(compiled, is_int8=True)
-    return Native(compiled, max_rows, has_tiles=compiled.has_tiles)
+        return Native(compiled, is_int8=True, keeps_weights=pins)
+    has_tiles = compiled.has_tiles
+    return Native(compiled, max_rows, has_tiles=has_tiles, keeps_weights=pins or not has_tiles)
 
 
 def is_to_compile(spec: BuildSpec) -> bool:

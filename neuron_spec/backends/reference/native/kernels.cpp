@@ -45,7 +45,9 @@ struct Scratch {
 
 // Whether products go through tiles: those of bfloat16 weights always, so that a row's bits do not
 // depend on the rows beside it; those of float32 weights where that is wanted.
-bool is_tiled(int64_t numbers, int64_t wide) { return has_tiles() && (numbers == BFLOAT16 || wide); }
+bool is_tiled(int64_t numbers, int64_t wide) {
+    return has_tiles() && (numbers == BFLOAT16 || (numbers == FLOAT32 && wide));
+}
 
 template <class W, class C>
 class Run {
@@ -57,8 +59,8 @@ class Run {
           mixed_width((stack.heads + 2 * stack.kv_heads) * dim),
           mixed(tokens * mixed_width), joined(tokens * stack.heads * dim), act(tokens * stack.ffn),
           attention(stack, pass, mixed.data(), mixed_width, joined.data()),
-          prompts(stack, pass, joined.data()), is_prompt(prompts.takes(pass)),
-          tiled(is_tiled(stack.weights, pass.wide)), shares(tiled && tokens > FEW),
+          prompts(stack, pass, joined.data()), tiled(is_tiled(stack.weights, pass.wide)),
+          is_prompt(tiled && prompts.takes(pass)), shares(tiled && tokens > FEW),
           work(stack.num_layers * PHASES, int(stack.threads)) {
         if (is_prompt) prompts.begin();
         else attention.begin();
@@ -117,10 +119,10 @@ class Run {
     std::vector<float> mixed, joined, act;  // of queries, keys, values; of heads; of the MLP
     Attention<C> attention;
     PromptAttention<C> prompts;
-    bool is_prompt, tiled;
-    static constexpr int64_t FEW = 2 * TILE_ROWS;  // up to so many each thread makes its own tiles, sooner than
-    bool shares;                                   // all are done with a part of them
-    TiledRows common[4];                           // the inputs of a layer's products
+    bool tiled, is_prompt;
+    static constexpr int64_t FEW = 2 * TILE_ROWS;  // of so many rows a thread makes the tiles sooner than it waits
+    bool shares;                                   // whether the threads make tiles of the inputs together
+    TiledRows common[4];                           // of a layer's products, in their order
     Barrier barrier;
     static constexpr int64_t PHASES = 11;  // of a layer
     Work work;

@@ -28,8 +28,8 @@ class PromptAttention {
     typedef typename C::Number Number;
 
    public:
-    // Whether a pass is one that this is for.
-    static bool takes(const Pass& pass) { return has_tiles() && pass.wide && !pass.sees && pass.count > PROMPT; }
+    // Whether a pass whose products go through tiles is one that this is for.
+    static bool takes(const Pass& pass) { return pass.wide && !pass.sees && pass.count > PROMPT; }
 
     // `joined` [tokens, heads x dim] is the output.
     PromptAttention(const Stack& stack, const Pass& pass, float* joined)
