@@ -605,18 +605,18 @@ def test_a_signal_in_the_middle_leaves_nothing_half_written(
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(_HANG_AT_FSYNC)
     path = os.pathsep.join([str(hook), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*SCRIPT, verb, "tiny.toml"],
         cwd=folder, env=environment(PYTHONPATH=path, HANGING=str(hanging)),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        wait_for(hanging.exists, process)
-        assert any(".partial-" in name for name in listing(folder))  # else this proves nothing
-        process.send_signal(signal_number)
-        out, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
+    ) as process:  # fmt: skip
+        try:
+            wait_for(hanging.exists, process)
+            assert any(".partial-" in name for name in listing(folder))  # else this proves nothing
+            process.send_signal(signal_number)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == exit_code, err
     assert "Traceback" not in err
     assert out == ""

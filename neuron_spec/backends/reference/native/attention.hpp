@@ -95,7 +95,7 @@ class Attention {
         gather_queries(row, head, first, last, desk);
         Part part{row, head, first, first, last, segment, begin};
         int64_t until = std::min(begin + SEGMENT, num_seen(row, (last - 1) / shared_by));
-        if (!p.sees) {
+        if (!p.sees || begin + SEGMENT <= p.origins[row]) {  // all see the same, as far as they see
             const Number *keys = entries(layer.keys, row, head), *values = entries(layer.values, row, head);
             attend(part, keys + begin * dim, values + begin * dim, until, desk);
             return;
@@ -166,8 +166,7 @@ class Attention {
     // Keys and values of a segment of the positions that a node sees, up to `until`.
     void look(const LayerParts& layer, const Part& part, int64_t t, int64_t until, Desk<Number>& desk) const {
         int64_t origin = p.origins[part.row];
-        desk.places.resize(origin);
-        for (int64_t i = 0; i < origin; i++) desk.places[i] = i;
+        desk.places.clear();  // from the origin on
         const uint8_t* sees = p.sees + (part.row * p.count + t) * p.width;
         for (int64_t i = 0; i < p.width; i++)
             if (sees[i]) desk.places.push_back(origin + i);
@@ -176,8 +175,9 @@ class Attention {
         const Number *all_keys = entries(layer.keys, part.row, part.head);
         const Number *all_values = entries(layer.values, part.row, part.head);
         for (int64_t i = part.begin; i < until; i++) {
-            std::copy_n(all_keys + desk.places[i] * dim, dim, keys + (i - part.begin) * dim);
-            std::copy_n(all_values + desk.places[i] * dim, dim, values + (i - part.begin) * dim);
+            int64_t place = i < origin ? i : desk.places[i - origin];
+            std::copy_n(all_keys + place * dim, dim, keys + (i - part.begin) * dim);
+            std::copy_n(all_values + place * dim, dim, values + (i - part.begin) * dim);
         }
     }
 
