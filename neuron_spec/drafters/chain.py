@@ -32,7 +32,7 @@ class _Pending:
 
     @property
     def end(self) -> int:
-        return self.start + len(self.tokens)
+        return self.start + self.tokens.shape[0]
 
     def filling(self) -> _Pending:
         """What a free row runs along with ones like this."""
@@ -45,7 +45,7 @@ class _Pending:
         return head, _Pending(self.start + count, self.tokens[count:], self.features[count:])
 
     def extended(self, tokens: Tensor, features: Tensor) -> _Pending:
-        if len(self.tokens) == 0:
+        if self.tokens.shape[0] == 0:
             return _Pending(self.start, tokens, features)
         return _Pending(
             self.start, torch.cat([self.tokens, tokens]), torch.cat([self.features, features])
@@ -85,7 +85,7 @@ class ChainDrafter:
     ) -> Proposal:
         """See `Drafter.propose`; proposals are always whole."""
         for slot, pending in self._pending.items():
-            if len(pending.tokens) > num_draft_tokens + 1:  # speculation was off for a while
+            if pending.tokens.shape[0] > num_draft_tokens + 1:  # speculation was off for a while
                 self._pending[slot] = self._caught_up(slot, pending)
         feature, ends = self._run_pending(num_rows)
         root = Root(self._forward, self._logits, self._best, feature, ends)

@@ -50,7 +50,7 @@ class Linear:
         """[..., in] -> [..., out]."""
         if self._native is not None and self._native.takes(x.numel() // self.in_features):
             rows = self._rows(x)
-            is_wide = self._native.is_wide(len(rows))
+            is_wide = self._native.is_wide(rows.shape[0])
             product = self._native.kernels.linear(self.packed, rows, is_wide=is_wide)
             return product.to(x.dtype).view(*x.shape[:-1], self.out_features)
         if self._onednn is not None:
@@ -66,7 +66,7 @@ class Linear:
         what `best_ids` finds in the outputs."""
         if self._native is not None and self._native.takes(x.numel() // self.in_features):
             rows = self._rows(x)
-            is_wide = self._native.is_wide(len(rows))
+            is_wide = self._native.is_wide(rows.shape[0])
             ids = self._native.kernels.largest(
                 self.packed, rows, is_wide=is_wide, as_bfloat16=x.dtype == torch.bfloat16
             )

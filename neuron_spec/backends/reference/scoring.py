@@ -79,7 +79,7 @@ class WideScore:
     ) -> Scores:
         """See `Score`."""
         places = {**idle, **starts}
-        positions = [places[slot] for slot in range(len(tokens))]
+        positions = [places[slot] for slot in range(tokens.shape[0])]
         branches = None if parents is None else branches_of(positions, parents)
         hidden, features = self.target.hidden(tokens, positions, 0, branches)
         return Scores(self.target, hidden, features)

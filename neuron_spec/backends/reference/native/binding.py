@@ -86,7 +86,7 @@ class Kernels:
         Args:
             is_wide: faster for many rows where `has_tiles`; float32 weights round otherwise then.
         """
-        y = x.new_empty(len(x), packed.out_features)
+        y = x.new_empty(x.shape[0], packed.out_features)
         self._linear(*_product(packed, x, y), is_wide, torch.get_num_threads())
         return y
 
@@ -99,7 +99,7 @@ class Kernels:
         Args:
             as_bfloat16: of the products as that number type would have them.
         """
-        ids = torch.empty(len(x), dtype=torch.int64)
+        ids = torch.empty(x.shape[0], dtype=torch.int64)
         self._largest(*_product(packed, x, ids), as_bfloat16, is_wide, torch.get_num_threads())
         return ids
 
@@ -128,7 +128,7 @@ def weights_of(packed: Packed | None) -> Weights:
 def _product(packed: Packed, x: Tensor, to: Tensor) -> tuple[Any, ...]:
     """What every product is told first."""
     weights, numbers = byref(weights_of(packed)), NUMBERS[packed.numbers]
-    sizes = len(x), x.shape[1], packed.out_features
+    sizes = *x.shape, packed.out_features
     return weights, numbers, x.data_ptr(), *sizes, to.data_ptr()
 
 

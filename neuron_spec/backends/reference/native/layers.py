@@ -80,7 +80,7 @@ class NativeLayers:
             passed.sees, passed.width = pointer(sees), sees.shape[2]
         self._stack.threads = torch.get_num_threads()
         self._native.kernels.layers(self._stack, passed)
-        tapped = torch.cat(tuple(taps), dim=-1).to(x.dtype) if len(taps) else None
+        tapped = torch.cat(tuple(taps), dim=-1).to(x.dtype) if self._taps else None
         return out.to(x.dtype), tapped
 
 
