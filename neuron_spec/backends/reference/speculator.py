@@ -250,11 +250,11 @@ class ReferenceSpeculator:
         going_on = [result for result in results if result.failure is None]
         tokens = [token for result in going_on for token in result.tokens]
         committed = torch.tensor(tokens, device=self._device)
-        parts = committed.split([len(result.tokens) for result in going_on])
-        features = scores.features.unbind()
-        for result, part in zip(going_on, parts, strict=True):
-            slot = result.slot
-            drafter.observe(slot, part, _of_nodes(features[slot], decided[slot].nodes))
+        end = 0
+        for result in going_on:
+            slot, begin, end = result.slot, end, end + len(result.tokens)
+            own = committed[begin:end] if len(going_on) > 1 else committed
+            drafter.observe(slot, own, _of_nodes(scores.features[slot], decided[slot].nodes))
 
     def _check_prompt(self, slot: int, prompt_ids: Sequence[int]) -> None:
         if not 0 <= slot < self._limits.batch_size or slot in self._rows or slot in self._prompts:
