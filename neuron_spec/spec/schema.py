@@ -325,7 +325,8 @@ class ReferenceSpec(Section):
     kernels: Literal["auto", "eager"] = Field(
         "auto",
         description="auto: on a CPU kernels that are compiled once a machine, where there is a C++ "
-        "compiler; else, and with eager, PyTorch's operators.",
+        "compiler; on CUDA passes of few tokens recorded as CUDA graphs. Else, and with eager, "
+        "PyTorch's operators.",
     )
     target_weights: Weights = Field(
         "as-dtype",

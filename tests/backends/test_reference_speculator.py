@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recordings import Rerun
 
 from neuron_spec.backends.base import Limits
+from neuron_spec.backends.reference import build
 from neuron_spec.backends.reference.build import BACKEND, cache_length, open_speculator
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.engine.session import Session
@@ -42,11 +45,27 @@ def build_spec(
     )
 
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+# How passes run; "recorded" as CUDA graphs do, on a CPU.
+WAYS = ["kernels", "recorded", pytest.param("cuda", marks=NEEDS_CUDA)]
+
+
 @cache
-def speculator(draft: str, k: int, batch_size: int = 1) -> ReferenceSpeculator:
+def speculator(
+    draft: str, k: int, batch_size: int = 1, way: str = "kernels"
+) -> ReferenceSpeculator:
     spec = build_spec(k, method=DRAFTS[draft], batch_size=batch_size)
     directory = None if draft == "none" else GOLDEN / draft
-    return open_speculator(spec, GOLDEN / "target", directory)
+    changes = {"recorded": {"kernels": "eager"}, "cuda": {"device": "cuda"}}.get(way, {})
+    reference = spec.reference.model_copy(update=changes)
+    spec = spec.model_copy(update={"reference": reference})
+    if way != "recorded":
+        return open_speculator(spec, GOLDEN / "target", directory)
+    with (
+        mock.patch.object(build, "is_recorded", lambda spec: True),
+        mock.patch.object(build, "CudaGraphs", Rerun),
+    ):
+        return open_speculator(spec, GOLDEN / "target", directory)
 
 
 def decode(spec: ReferenceSpeculator, prompt: list[int], length: int, ks: list[int]) -> list[int]:
@@ -59,24 +78,28 @@ def decode(spec: ReferenceSpeculator, prompt: list[int], length: int, ks: list[i
     return tokens
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("draft", DRAFTS)
 @settings(max_examples=25, deadline=None)
 @given(prompt=PROMPTS, k=st.sampled_from([1, 2, 4, 7]))
-def test_speculative_greedy_equals_plain_greedy(draft: str, prompt: list[int], k: int) -> None:
+def test_speculative_greedy_equals_plain_greedy(
+    draft: str, way: str, prompt: list[int], k: int
+) -> None:
     length = 40
-    plain = decode(speculator(draft, k), prompt, length, [0])
-    assert decode(speculator(draft, k), prompt, length, [k])[:length] == plain
+    plain = decode(speculator(draft, k, way=way), prompt, length, [0])
+    assert decode(speculator(draft, k, way=way), prompt, length, [k])[:length] == plain
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("draft", DRAFTS)
 @settings(max_examples=25, deadline=None)
 @given(prompt=PROMPTS, ks=st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_changing_the_draft_length_never_changes_the_text(
-    draft: str, prompt: list[int], ks: list[int]
+    draft: str, way: str, prompt: list[int], ks: list[int]
 ) -> None:
     length = 40
-    plain = decode(speculator(draft, 4), prompt, length, [0])
-    assert decode(speculator(draft, 4), prompt, length, ks)[:length] == plain
+    plain = decode(speculator(draft, 4, way=way), prompt, length, [0])
+    assert decode(speculator(draft, 4, way=way), prompt, length, ks)[:length] == plain
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -186,12 +209,9 @@ def test_cuda_without_a_device_is_the_users_to_mend() -> None:
         open_speculator(spec, GOLDEN / "target", GOLDEN / "eagle1")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gives_the_tokens_of_the_cpu() -> None:
-    spec = build_spec(4)
-    cuda = spec.model_copy(
-        update={"reference": spec.reference.model_copy(update={"device": "cuda"})}
-    )
+@pytest.mark.parametrize("way", WAYS[1:])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_every_way_gives_the_same_tokens(draft: str, way: str) -> None:
     prompt = [1, 17, 42, 99, 7]
-    found = decode(open_speculator(cuda, GOLDEN / "target", GOLDEN / "eagle1"), prompt, 40, [4])
-    assert found[:40] == decode(speculator("eagle1", 4), prompt, 40, [4])[:40]
+    found = decode(speculator(draft, 4, way=way), prompt, 40, [4])
+    assert found[:40] == decode(speculator(draft, 4), prompt, 40, [4])[:40]

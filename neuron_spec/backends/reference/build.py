@@ -21,6 +21,7 @@ from neuron_spec.backends.reference.models import HEADS, Target
 from neuron_spec.backends.reference.native.choice import is_to_compile, native_of
 from neuron_spec.backends.reference.pin_check import PinCheck
 from neuron_spec.backends.reference.pinned import PinnedShape
+from neuron_spec.backends.reference.recorded import CudaGraphs
 from neuron_spec.backends.reference.scoring import PinnedScore, WideScore
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.checkpoints.model_config import read_config
@@ -201,7 +202,13 @@ def _placement(spec: BuildSpec) -> Placement:
         dtype=getattr(torch, spec.reference.dtype),
         device=torch.device(spec.reference.device),
         native=native_of(spec),
+        record=CudaGraphs() if is_recorded(spec) else None,
     )
+
+
+def is_recorded(spec: BuildSpec) -> bool:
+    """Whether passes of few tokens become CUDA graphs."""
+    return spec.reference.device == "cuda" and spec.reference.kernels == "auto"
 
 
 def _smoke(speculator: Speculator) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Window:
     in a tree `branches` tells positions and who sees whom, and all see what lies before the root.
 
     Attributes:
+        end: the place after the last entry.
         span: how much of the cache is read.
     """
 
@@ -60,37 +61,39 @@ class Window:
         cache: KVCache,
         branches: Branches | None = None,
     ) -> None:
-        last = max(starts) + num_positions
-        if last > cache.length:
-            raise ValueError(f"position {last - 1} is beyond the cache of {cache.length}")
+        self.end = max(starts) + num_positions
+        if self.end > cache.length:
+            raise ValueError(f"position {self.end - 1} is beyond the cache of {cache.length}")
         self.starts, self.first_slot, self.branches = starts, first_slot, branches
         self.rows = slice(first_slot, first_slot + len(starts))
         self._start = starts[0] if len(starts) == 1 else None
         self._num_positions = num_positions
         self._device = cache.keys[0].device
         self._needs_mask = len(starts) > 1 or num_positions > 1 or branches is not None
-        self.span = min(round_up(last), cache.length) if self._needs_mask else last
+        self.span = min(round_up(self.end), cache.length) if self._needs_mask else self.end
         self._bias: Tensor | None = None
 
     @cached_property
     def positions(self) -> Tensor:
         """[rows, n] position of every query."""
         if self.branches is None:
-            return self._places
+            return self.places
         return self._origins(self.branches) + self.branches.depths
 
     @cached_property
     def mask(self) -> Tensor | None:
         """[rows, 1, n, span] bool, True where a query may look; None if all may look at all."""
+        return self.mask_over(self.span) if self._needs_mask else None
+
+    def mask_over(self, span: int) -> Tensor:
+        """[rows, 1, n, span] bool, True where a query may look."""
         if self.branches is not None:
-            return self._ancestors(self.branches)
-        if not self._needs_mask:
-            return None
-        columns = torch.arange(self.span, device=self._device)
-        return (columns <= self._places[:, :, None])[:, None]
+            return self._ancestors(self.branches, span)
+        columns = torch.arange(span, device=self._device)
+        return (columns <= self.places[:, :, None])[:, None]
 
     @cached_property
-    def _places(self) -> Tensor:
+    def places(self) -> Tensor:
         """[rows, n] where every entry is written."""
         offsets = torch.arange(self._num_positions, device=self._device)
         return torch.tensor(self.starts, device=self._device)[:, None] + offsets
@@ -98,9 +101,9 @@ class Window:
     def _origins(self, branches: Branches) -> Tensor:
         return torch.tensor(branches.origins, device=self._device)[:, None]
 
-    def _ancestors(self, branches: Branches) -> Tensor:
+    def _ancestors(self, branches: Branches, span: int) -> Tensor:
         origins, mask = self._origins(branches), branches.mask
-        columns = torch.arange(self.span, device=mask.device) - origins  # [rows, span]
+        columns = torch.arange(span, device=mask.device) - origins  # [rows, span]
         width = mask.shape[2]
         inside = (columns >= 0) & (columns < width)
         index = columns.clamp(0, width - 1)[:, None].expand(-1, mask.shape[1], -1)
@@ -131,7 +134,7 @@ class Window:
             rows[:, :, self._start : end] = new.transpose(1, 2)
         else:
             index = torch.arange(rows.shape[0], device=cache.device)[:, None]
-            rows[index, :, self._places] = new
+            rows[index, :, self.places] = new
         return rows[:, :, : self.span]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.parameters import Parameters
+from neuron_spec.backends.reference.recorded import Record
 from neuron_spec.backends.reference.transformer import Decoder, Layer
 from neuron_spec.checkpoints.model_config import ModelConfig
 from neuron_spec.checkpoints.tensors import WEIGHT_FILES, CheckpointFiles
@@ -27,6 +28,8 @@ class Placement:
     device: torch.device
     native: Native | None = None
     """The compiled kernels, where they run it."""
+    record: Record | None = None
+    """How its passes are recorded, where they are."""
 
 
 def parameters_of(
@@ -48,7 +51,7 @@ def decoder_of(
     taps: tuple[int, ...] = (),
 ) -> Decoder:
     """A decoder of these layers with a cache of the placement's size."""
-    return Decoder(
+    decoder = Decoder(
         config,
         layers,
         num_slots=placement.num_slots,
@@ -58,3 +61,6 @@ def decoder_of(
         taps=taps,
         native=placement.native,
     )
+    if placement.record is not None:
+        decoder.record_passes(placement.record)
+    return decoder

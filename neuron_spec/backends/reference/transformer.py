@@ -20,11 +20,12 @@ from neuron_spec.backends.reference.native.layers import NativeLayers
 from neuron_spec.backends.reference.native.packing import Packed, interleaved
 from neuron_spec.backends.reference.parameters import Parameters
 from neuron_spec.backends.reference.pinned import PinnedWindow
+from neuron_spec.backends.reference.recorded import FixedWindow, Record, RecordedPasses
 from neuron_spec.backends.reference.rope import rotary_tables, rotate
 from neuron_spec.checkpoints.model_config import ModelConfig
 from neuron_spec.drafters import Branches
 
-View = Window | PinnedWindow
+View = Window | PinnedWindow | FixedWindow
 """Where a pass writes, and what it may see."""
 
 PREFILL_CHUNK = 512  # bounds the attention mask of long prompts
@@ -161,6 +162,11 @@ class Decoder:
         cos, sin = rotary_tables(config, length, device)
         self._cos, self._sin = cos.to(dtype), sin.to(dtype)
         self._native = self._native_layers(config, native) if native else None
+        self._recorded: RecordedPasses | None = None
+
+    def record_passes(self, record: Record) -> None:
+        """Record those that `RecordedPasses` takes, from now on."""
+        self._recorded = RecordedPasses(self._run, record, length=self.cache.length)
 
     def _native_layers(self, config: ModelConfig, native: Native) -> NativeLayers:
         return NativeLayers(
@@ -204,8 +210,14 @@ class Decoder:
 
     def run(self, x: Tensor, window: View) -> tuple[Tensor, Tensor | None]:
         """One pass of inputs [rows, n, hidden] through a window; what comes out as above."""
-        if self._native and isinstance(window, Window) and self._native.takes(x[..., 0].numel()):
-            return self._native(x, window)
+        if isinstance(window, Window):
+            for faster in (self._native, self._recorded):
+                if faster and faster.takes(x.shape[0] * x.shape[1]):
+                    return faster(x, window)
+        return self._run(x, window)
+
+    def _run(self, x: Tensor, window: View) -> tuple[Tensor, Tensor | None]:
+        """The layers one after another."""
         positions = window.positions
         tables = (self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2))
         kv = zip(self.cache.keys, self.cache.values, strict=True)
