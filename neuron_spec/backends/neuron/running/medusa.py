@@ -36,7 +36,7 @@ from neuron_spec.backends.neuron.running.calls import Device
 from neuron_spec.backends.neuron.running.inputs import Inputs, prompt_inputs, step_inputs
 from neuron_spec.backends.neuron.running.slots import Slots
 from neuron_spec.errors import BackendError
-from neuron_spec.rules.matching import match_tree
+from neuron_spec.rules import greedy
 from neuron_spec.trees import ROOT, Tree
 
 
@@ -160,10 +160,9 @@ class MedusaSpeculator:
         nodes = _nodes(layout.tree, row)
         top = self._scored(slot, row, layout, nodes)
         first = layout.num_behind
-        choices = top[0, first : first + layout.tree.num_nodes, 0].long()
-        verdict = match_tree(layout.tree, torch.tensor([nodes[1:]]).long(), choices[None])
-        path = verdict.nodes[0, : int(verdict.num_accepted) + 1].tolist()
-        tokens = (*(nodes[node] for node in path[1:]), int(verdict.next_tokens))
+        choices = top[0, first : first + layout.tree.num_nodes, 0].long().tolist()
+        path, next_token = greedy.follow(layout.tree, nodes[1:], choices)
+        tokens = (*(nodes[node] for node in path[1:]), next_token)
         self._slots[slot] = _after(row, layout, path, tokens, top[:, first + path[-1]])
         tree = layout.tree
         depth, branch = (tree.max_depth, tuple(path[1:])) if tree.num_draft_tokens else (None, None)
