@@ -98,11 +98,11 @@ class Replica:
             "metrics": model.metrics.render().decode(),
         }
 
-    def close(self) -> int:
-        """Take no more requests, for good; how many are open."""
+    def close(self) -> float:
+        """Take no more requests, for good; for how many seconds none has been open."""
         gate: Gate = self.app.inner.gate  # type: ignore[attr-defined]
         gate.is_closed = True
-        return gate.num_open
+        return gate.idle_s
 
     async def stop(self) -> None:
         """End what still runs with an error."""

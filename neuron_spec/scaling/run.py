@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import Any
 
 from neuron_spec.artifacts import Artifact, open_artifact
@@ -18,6 +19,9 @@ from neuron_spec.scaling.settings import DEPLOYMENT, ScaleOut, replica_resources
 APPLICATION = "neuron-spec"
 _POLL_S = 0.5
 _ASK_S = 5.0
+_QUIET_S = 2.0
+"""What waits at Ray's proxy is not counted by any replica, and comes to one within half a second of
+a slot's falling free (RAY_SERVE_ROUTER_RETRY_MAX_BACKOFF_S), later where the machine is busy."""
 
 Say = Callable[[str], None]
 
@@ -40,7 +44,7 @@ def run(settings: ScaleOut, *, host: str, port: int, say: Say) -> None:
             with _told_to_end() as told:
                 say("ready")
                 _watch(serve, told, say)
-                _told_by_all(handle, "close")
+                _close(handle)
                 say("draining")
                 _drain(handle, settings.drain_s)
         finally:
@@ -138,16 +142,22 @@ def _watch(serve: Any, told: threading.Event, say: Say) -> None:
 def _drain(handle: Any, drain_s: float) -> None:
     """Replicas take no more requests; what still runs after the grace ends with an error."""
     end = time.monotonic() + drain_s
-    while _told_by_all(handle, "close") and time.monotonic() < end:
+    while _close(handle) < _QUIET_S and time.monotonic() < end:
         time.sleep(_POLL_S)
-    _told_by_all(handle, "stop")
+    with suppress(TimeoutError):
+        _told_by_all(handle, "stop")
 
 
-def _told_by_all(handle: Any, method: str) -> int:
-    """The sum of what the replicas answer; one that cannot has nothing open. 1 where not all answer
-    in time: something may be."""
+def _close(handle: Any) -> float:
+    """Let no replica take requests; for how many seconds none of them has had one. 0 where not all
+    answer in time: something may run."""
     try:
-        answers = handle.broadcast(method).results(timeout_s=_ASK_S, return_exceptions=True)
+        told = _told_by_all(handle, "close")
     except TimeoutError:
-        return 1
-    return sum(answer for answer in answers if isinstance(answer, int))
+        return 0.0
+    return min((idle_s for idle_s in told if isinstance(idle_s, float)), default=inf)
+
+
+def _told_by_all(handle: Any, method: str) -> list[Any]:
+    """What the replicas answer; of one that cannot, the exception."""
+    return list(handle.broadcast(method).results(timeout_s=_ASK_S, return_exceptions=True))

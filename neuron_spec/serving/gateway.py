@@ -8,7 +8,8 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,6 +34,22 @@ class Gate:
     def __init__(self) -> None:
         self.num_open = 0
         self.is_closed = False
+        self._empty_since = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """For how long none has been open."""
+        return 0.0 if self.num_open else time.monotonic() - self._empty_since
+
+    @contextmanager
+    def open_to_one(self) -> Iterator[None]:
+        """One is open as long as this is."""
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            self._empty_since = time.monotonic()
 
 
 class Entrance:
@@ -66,15 +83,14 @@ class Gateway:
             return
         passage = _Passage(scope, receive, send, self._max_body_bytes, new_id=self._ids.new)
         is_work = scope["method"] == "POST"
-        self._gate.num_open += is_work
         try:
-            refusal = self._refusal(scope, passage)
-            if is_work and not refusal:
-                await self._entrance.pass_through()
-            inner: ASGIApp = refusal or self._app
-            await inner(scope, passage.receive, passage.send)
+            with self._gate.open_to_one() if is_work else nullcontext():
+                refusal = self._refusal(scope, passage)
+                if is_work and not refusal:
+                    await self._entrance.pass_through()
+                inner: ASGIApp = refusal or self._app
+                await inner(scope, passage.receive, passage.send)
         finally:
-            self._gate.num_open -= is_work
             passage.log()
 
     def _refusal(self, scope: Scope, passage: _Passage) -> Response | None:

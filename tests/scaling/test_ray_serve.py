@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from neuron_spec.artifacts import Artifact
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'neuron-spec[ray]'")
 
-NUM_TOKENS, MANY_TOKENS, LONG = 60, 150, 900
+NUM_TOKENS, MANY_TOKENS, LONG = 60, 190, 900
 """Of outputs; the long ones are streams that are cut in the middle."""
 RETURN_S = 120
 
@@ -47,7 +47,7 @@ def expected_long(artifact: Artifact) -> dict[str, str]:
 def two(artifact: Artifact) -> Iterator[Program]:
     """`neuron-spec serve --ray --replicas 2`, ready."""
     code = "from neuron_spec.cli.main import main; main()"
-    options = ("--ray", "--replicas", "2", "--port", "0")
+    options = ("--ray", "--replicas", "2", "--port", "0", "--drain-timeout", "120")
     arguments = ("-c", code, "serve", str(artifact.directory), *options)
     with program(*arguments, NEURON_SPEC_API_KEYS=KEY) as running:
         running.wait_for("ready")
@@ -198,12 +198,13 @@ def test_sigterm_lets_what_runs_end_and_leaves_nothing(
     """The last test of this program: it ends."""
     started = fleet.below(two.process.pid)
     with ThreadPoolExecutor(100) as clients:
-        jobs = [  # enough for seconds, so that the refusal falls among them
-            clients.submit(ask, two.url, prompt, MANY_TOKENS, stream=True)
-            for _ in range(100 // len(PROMPTS))
-            for prompt in PROMPTS
-        ]
-        wait_until(lambda: _all_busy(two.url), timeout_s=20)
+
+        def submit(prompts: Iterable[str]) -> list[Future[Outcome]]:
+            return [clients.submit(ask, two.url, p, MANY_TOKENS, stream=True) for p in prompts]
+
+        jobs = submit(PROMPTS[:6])  # every slot is taken, and the proxy still free to tell so
+        wait_until(lambda: _all_busy(two.url), timeout_s=60)
+        jobs += submit(PROMPTS * 11)  # wait at the proxy, longer than the replicas have any open
         two.process.terminate()
         two.wait_for("draining")
         refusal = ask(two.url, "abc", 3, stream=False)

@@ -77,16 +77,16 @@ def test_a_replica_whose_engine_stopped_fails_its_health_check() -> None:
             replica.check_health()
 
 
-def test_a_closed_replica_counts_down_and_refuses() -> None:
+def test_a_closed_replica_refuses_and_tells_how_long_none_was_open() -> None:
     replica = replica_of()
     with TestClient(replica.app) as client:
         assert client.post(COMPLETIONS, json=COMPLETION).status_code == 200
-        assert replica.close() == 0
+        assert replica.close() >= 0
         response = client.post(COMPLETIONS, json=COMPLETION)
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0
         replica.check_health()  # to drain is not to be broken
-        wait_until(lambda: replica.close() == 0)
+        wait_until(lambda: 0 < replica.close() < 60)
 
 
 # Keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import fleet
 import pytest
@@ -57,23 +58,44 @@ def test_too_few_resources_are_told_instead_of_waiting_for_ever() -> None:
         check_room(3, {"CPU": 1}, {})
 
 
-def test_a_replica_that_does_not_answer_does_not_end_the_drain(
-    monkeypatch: pytest.MonkeyPatch,
+class Replicas:
+    """A handle of replicas that answer `close` with these, one after the other; None: too late."""
+
+    def __init__(self, *answers: list[Any] | None) -> None:
+        self._answers, self.asked = iter(answers), list[str]()
+
+    def broadcast(self, method: str) -> Replicas:
+        self.asked.append(method)
+        return self
+
+    def results(self, **_: object) -> list[Any]:
+        answers = next(self._answers, [])
+        if answers is None:
+            raise TimeoutError
+        return answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "num_asked"),
+    [
+        ([[9.0, 9.0]], 1),
+        ([None, None, [9.0, 9.0]], 3),  # one that does not answer does not end the drain
+        ([[9.0, 0.0], [9.0, 0.1], [0.0, 9.0], [9.0, 9.0]], 4),  # more came from Ray's proxy
+        ([[0.0, RuntimeError()], [9.0, RuntimeError()]], 2),  # one that is gone has none open
+        ([[RuntimeError()]], 1),
+    ],
+)
+def test_a_drain_ends_when_no_replica_has_had_a_request_for_a_while(
+    answers: list[list[Any] | None], num_asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "_POLL_S", 0.0)
-    asked: list[str] = []
+    handle = Replicas(*answers)
+    running._drain(handle, 60.0)
+    assert handle.asked == ["close"] * num_asked + ["stop"]
 
-    class Silent:
-        """A handle of replicas, one of which hangs until it is asked for the third time."""
 
-        def broadcast(self, method: str) -> Silent:
-            asked.append(method)
-            return self
-
-        def results(self, **_: object) -> list[int]:
-            if asked.count("close") < 3:
-                raise TimeoutError
-            return [0, 0]
-
-    running._drain(Silent(), 60.0)
-    assert asked == ["close", "close", "close", "stop"]
+def test_a_drain_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_POLL_S", 0.0)
+    handle = Replicas([0.0], None)
+    running._drain(handle, 0.0)
+    assert handle.asked == ["close", "stop"]

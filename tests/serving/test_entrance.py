@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_requests_come_in_in_their_order() -> None:
     door = opened(many)
     assert entered(door) == [str(number) for number in range(NUM_REQUESTS)]
     assert door.gate.num_open == 0
+
+
+def test_a_gate_tells_for_how_long_nothing_has_been_open() -> None:
+    async def main(door: Door) -> None:
+        posts = [asyncio.create_task(door.request(str(n))) for n in range(NUM_REQUESTS)]
+        while not door.gate.num_open:
+            await asyncio.sleep(0)
+        assert door.gate.idle_s == 0.0
+        await asyncio.gather(*posts)
+        ended = time.monotonic()
+        await asyncio.sleep(0.01)
+        assert 0.005 < door.gate.idle_s < time.monotonic() - ended + 1
+
+    opened(main)
 
 
 def test_who_only_asks_how_the_server_is_does_not_queue() -> None:
