@@ -23,7 +23,7 @@ from neuron_spec.artifacts import Artifact
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'neuron-spec[ray]'")
 
-NUM_TOKENS, MANY_TOKENS, LONG = 60, 190, 900
+NUM_TOKENS, MANY_TOKENS, LONG = 60, 150, 900
 """Of outputs; the long ones are streams that are cut in the middle."""
 RETURN_S = 120
 
@@ -39,8 +39,13 @@ def expected(artifact: Artifact) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def expected_long(artifact: Artifact) -> dict[str, str]:
+def expected_many(artifact: Artifact) -> dict[str, str]:
     return fleet.answers(artifact, MANY_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def expected_long(artifact: Artifact) -> dict[str, str]:
+    return fleet.answers(artifact, LONG)
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +138,9 @@ def test_a_client_that_leaves_frees_its_slot(two: Program) -> None:
 
 
 def test_a_replica_killed_under_load(
-    two: Program, artifact: Artifact, expected: dict[str, str]
+    two: Program, expected: dict[str, str], expected_long: dict[str, str]
 ) -> None:
     """No answer is wrong or silently short, what failed is seen, and the replica returns."""
-    expected_streams = fleet.answers(artifact, LONG)
     before = ready_replicas(two.url)
     statuses: Counter[int] = Counter()
     hooks = {"response": [lambda response: statuses.update([response.status_code])]}
@@ -144,7 +148,7 @@ def test_a_replica_killed_under_load(
         client = OpenAI(base_url=f"{two.url}/v1", api_key=KEY, http_client=http, max_retries=5)
         streams, wholes = _load_with_a_kill(two, client)
     for outcome in streams:
-        check(outcome, expected_streams)
+        check(outcome, expected_long)
     # All slots were taken by streams: two were cut, and the clients saw it.
     assert any(outcome.status is None and outcome.text for outcome in streams)
     assert any(outcome.status == 200 for outcome in streams)
@@ -193,27 +197,27 @@ def _all_busy(url: str) -> bool:
 
 
 def test_sigterm_lets_what_runs_end_and_leaves_nothing(
-    two: Program, expected_long: dict[str, str]
+    two: Program, expected_many: dict[str, str], expected_long: dict[str, str]
 ) -> None:
     """The last test of this program: it ends."""
     started = fleet.below(two.process.pid)
     with ThreadPoolExecutor(100) as clients:
 
-        def submit(prompts: Iterable[str]) -> list[Future[Outcome]]:
-            return [clients.submit(ask, two.url, p, MANY_TOKENS, stream=True) for p in prompts]
+        def submit(prompts: Iterable[str], num_tokens: int) -> list[Future[Outcome]]:
+            return [clients.submit(ask, two.url, p, num_tokens, stream=True) for p in prompts]
 
-        jobs = submit(PROMPTS[:6])  # every slot is taken, and the proxy still free to tell so
+        first = submit(PROMPTS[:6], LONG)  # take every slot and leave the proxy free to tell so
         wait_until(lambda: _all_busy(two.url), timeout_s=60)
-        jobs += submit(PROMPTS * 11)  # wait at the proxy, longer than the replicas have any open
+        later = submit(PROMPTS * 11, MANY_TOKENS)  # wait at the proxy
         two.process.terminate()
         two.wait_for("draining")
         refusal = ask(two.url, "abc", 3, stream=False)
-        outcomes = [job.result() for job in jobs]
-    for outcome in outcomes:
-        check(outcome, expected_long)
-    statuses = Counter(outcome.status for outcome in outcomes)
-    assert statuses[200] >= 4  # those that ran
-    assert statuses.keys() <= {200, 503}
+        ran, waited = ([job.result() for job in jobs] for jobs in (first, later))
+    for outcomes, expected in ((ran, expected_long), (waited, expected_many)):
+        for outcome in outcomes:
+            check(outcome, expected)
+    assert [outcome.status for outcome in ran].count(200) >= 4  # those that had a slot
+    assert {outcome.status for outcome in ran + waited} <= {200, 503}
     assert refusal.status == 503
     assert "retry-after" in refusal.headers
     assert two.process.wait(60) == 0
