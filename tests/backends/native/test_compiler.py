@@ -22,8 +22,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.kernels.cache_clear()
 
 
-def spec_of(**reference: object) -> BuildSpec:
-    return BuildSpec.model_validate({"target": {"model": "target"}, "reference": reference})
+def spec_of(*, pins: bool = False, **reference: object) -> BuildSpec:
+    verification = {"pin_shapes": pins}
+    return BuildSpec.model_validate(
+        {"target": {"model": "target"}, "verification": verification, "reference": reference}
+    )
 
 
 def test_they_are_compiled_once_and_found_again(
@@ -123,7 +126,8 @@ def test_where_they_do_not_run(reference: dict[str, str], monkeypatch: pytest.Mo
     assert native_of(spec_of(**reference)) is None
 
 
-def test_how_many_rows_they_take() -> None:
+def test_how_many_rows_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_is_avx2", lambda: False)
     draft = {"method": "ngram", "num_draft_tokens": 7}
     wide = {"target": {"model": "t"}, "draft": draft, "shape": {"batch_size": 32}}
     pinned = BuildSpec.model_validate({**wide, "verification": {"pin_shapes": True}})
@@ -139,6 +143,20 @@ def test_how_many_rows_they_take() -> None:
     assert not (native_of(spec_of(draft_weights="int8")) or rounded).is_int8
     kept = (plain.keeps_weights, rounded.keeps_weights, whole.keeps_weights)
     assert kept == (not has_tiles, False, True)  # who else may take them
+
+
+@pytest.mark.parametrize("pins", [False, True])
+def test_without_avx512_they_take_bfloat16_prompts(
+    pins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_is_avx2", lambda: True)
+    rounded = native_of(spec_of(dtype="bfloat16", pins=pins))
+    single = native_of(spec_of(pins=pins))
+    assert rounded and single
+    assert rounded.takes(10_000) and not rounded.is_wide(10_000)
+    assert rounded.keeps_weights == pins
+    has_tiles = compiler.kernels().has_tiles
+    assert (single.takes(256), single.takes(257)) == (True, has_tiles)
 
 
 @pytest.mark.parametrize(

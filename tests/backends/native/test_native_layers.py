@@ -147,10 +147,13 @@ def test_weights_live_on_in_their_packed_form_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [6, 40])  # the second as threads share the rows' tiles
 @pytest.mark.parametrize("through", [NARROW, WIDE])
 def test_an_eagle3_head(through: str, count: int) -> None:
-    heads = [Eagle3Head(GOLDEN / "eagle3", placement(each)) for each in (None, through)]
+    exact = Eagle3Head(GOLDEN / "eagle3", placement(None, dtype=torch.float64))
+    head = Eagle3Head(GOLDEN / "eagle3", placement(through))
     width = read_config(GOLDEN / "eagle3").hidden_size
     features = torch.randn(1, count, 3 * width, generator=torch.Generator().manual_seed(0))
-    first, found = (head.forward(ids(1, count), features, [0]) for head in heads)
-    torch.testing.assert_close(found, first, atol=1e-5, rtol=1e-5)
-    second, found = (head.forward(ids(1, 2), first[:, -2:], [count]) for head in heads)
-    torch.testing.assert_close(found, second, atol=1e-5, rtol=1e-5)
+    first = head.forward(ids(1, count), features, [0])
+    expected = exact.forward(ids(1, count), features.double(), [0])
+    torch.testing.assert_close(first, expected.float(), atol=1e-5, rtol=1e-5)
+    second = head.forward(ids(1, 2), first[:, -2:], [count])
+    expected = exact.forward(ids(1, 2), first[:, -2:].double(), [count])
+    torch.testing.assert_close(second, expected.float(), atol=1e-5, rtol=1e-5)

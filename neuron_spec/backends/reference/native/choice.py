@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
+import torch
+
 from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.compiler import kernels, path_of_kernels
 from neuron_spec.errors import BackendError, UserError
@@ -14,9 +16,11 @@ logger = logging.getLogger(__name__)
 
 Model = Literal["target", "draft"]
 
-_MAX_ROWS = {"float32": 64, "bfloat16": 12}
+_MAX_ROWS: dict[str, int | None] = {"float32": 64, "bfloat16": 12}
 """From about where on others are faster, as measured on a server's CPU: tiles where it has them,
 else PyTorch's products. bfloat16 weights go through tiles whatever their rows."""
+_MAX_ROWS_AVX2: dict[str, int | None] = {"float32": 256, "bfloat16": None}
+"""The same without AVX-512: there PyTorch's products of bfloat16 are slower whatever their rows."""
 
 
 def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
@@ -42,14 +46,27 @@ def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
             ) from error
         logger.warning("PyTorch's operators are used, which is slower: %s", error)
         return None
-    max_rows = _MAX_ROWS[reference.dtype]
-    if spec.verification.pin_shapes:
-        max_rows = max(max_rows, shape.batch_size * (spec.num_draft_tokens + 1))
+    max_rows = None if is_int8 else _max_rows(reference.dtype)
     pins = spec.verification.pin_shapes
-    if is_int8:
-        return Native(compiled, is_int8=True, keeps_weights=pins)
-    has_tiles = compiled.has_tiles
-    return Native(compiled, max_rows, has_tiles=has_tiles, keeps_weights=pins or not has_tiles)
+    if pins and max_rows is not None:
+        max_rows = max(max_rows, shape.batch_size * (spec.num_draft_tokens + 1))
+    has_tiles = compiled.has_tiles and not is_int8
+    takes_all = has_tiles or max_rows is None
+    return Native(
+        compiled,
+        max_rows,
+        has_tiles=has_tiles,
+        is_int8=is_int8,
+        keeps_weights=pins or not takes_all,
+    )
+
+
+def _max_rows(dtype: str) -> int | None:
+    return (_MAX_ROWS_AVX2 if _is_avx2() else _MAX_ROWS)[dtype]
+
+
+def _is_avx2() -> bool:
+    return torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def is_to_compile(spec: BuildSpec) -> bool:

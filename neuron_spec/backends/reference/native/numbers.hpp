@@ -15,11 +15,10 @@
 namespace {
 
 constexpr int LANES = 16;
-constexpr int AT_ONCE = 4;  // inputs that are read together
 constexpr int SUMS = 2;     // of every output: input i goes into sum i % 2
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
-// As wide as the machine's registers, for loops in which a compiler handles wider ones badly.
+// As wide as the machine's registers, for the innermost loops: GCC keeps wider ones in memory.
 #if defined(__AVX512F__)
 constexpr int NATIVE = 16;
 #elif defined(__AVX__)
@@ -27,7 +26,10 @@ constexpr int NATIVE = 8;
 #else
 constexpr int NATIVE = 4;
 #endif
+constexpr int PIECES = LANES / NATIVE;  // of a vector
 typedef float Native __attribute__((vector_size(4 * NATIVE)));
+typedef uint32_t NativeWords __attribute__((vector_size(4 * NATIVE)));
+typedef int32_t NativeInts __attribute__((vector_size(4 * NATIVE)));
 
 typedef float Vec8 __attribute__((vector_size(32)));
 typedef float Vec4 __attribute__((vector_size(16)));
@@ -81,13 +83,12 @@ ALWAYS_INLINE Vec exponential(Vec x) {
 
 // ---- Stored numbers ------------------------------------------------------------------------------
 
-// Weights of 16 outputs for inputs i and on; `AT_ONCE` of them at once, or one.
+// Weights of 16 outputs for input i, a piece of them at a time.
 struct Float32Weights {
     const float* data;
     static int64_t panel_words(int64_t in) { return in * LANES; }
-    ALWAYS_INLINE Vec one(const float* panel, int64_t i) const { return read<Vec>(panel + i * LANES); }
-    ALWAYS_INLINE void some(const float* panel, int64_t i, Vec* out) const {
-        for (int s = 0; s < AT_ONCE; s++) out[s] = one(panel, i + s);
+    ALWAYS_INLINE static Native one(const float* panel, int64_t i, int piece) {
+        return read<Native>(panel + i * LANES + piece * NATIVE);
     }
     static constexpr bool IS_FLOAT = true, IS_SCALED = false;
     static constexpr int PARTS = 3;  // see tiles.hpp
@@ -97,16 +98,9 @@ struct Float32Weights {
 struct BFloat16Weights {
     const uint32_t* data;
     static int64_t panel_words(int64_t in) { return (in + 1) / 2 * LANES; }
-    ALWAYS_INLINE Vec one(const uint32_t* panel, int64_t i) const {
-        Words words = read<Words>(panel + i / 2 * LANES);
-        return cast<Vec>(i % 2 ? words & 0xffff0000u : words << 16);
-    }
-    ALWAYS_INLINE void some(const uint32_t* panel, int64_t i, Vec* out) const {
-        for (int s = 0; s < AT_ONCE; s += 2) {
-            Words words = read<Words>(panel + (i + s) / 2 * LANES);
-            out[s] = cast<Vec>(words << 16);
-            out[s + 1] = cast<Vec>(words & 0xffff0000u);
-        }
+    ALWAYS_INLINE static Native one(const uint32_t* panel, int64_t i, int piece) {
+        auto words = read<NativeWords>(panel + i / 2 * LANES + piece * NATIVE);
+        return cast<Native>(i % 2 ? words & 0xffff0000u : words << 16);
     }
     static constexpr bool IS_FLOAT = false, IS_SCALED = false;
     static constexpr int PARTS = 1;  // see tiles.hpp
@@ -117,15 +111,9 @@ struct Int8Weights {
     const uint32_t* data;
     const float* scales;
     static int64_t panel_words(int64_t in) { return (in + 3) / 4 * LANES; }
-    static Vec byte(Words words, int number) {
-        return __builtin_convertvector(cast<Ints>(words << (24 - 8 * number)) >> 24, Vec);
-    }
-    ALWAYS_INLINE Vec one(const uint32_t* panel, int64_t i) const {
-        return byte(read<Words>(panel + i / 4 * LANES), int(i % 4));
-    }
-    ALWAYS_INLINE void some(const uint32_t* panel, int64_t i, Vec* out) const {
-        Words words = read<Words>(panel + i / 4 * LANES);
-        for (int s = 0; s < AT_ONCE; s++) out[s] = byte(words, s);
+    ALWAYS_INLINE static Native one(const uint32_t* panel, int64_t i, int piece) {
+        auto words = read<NativeWords>(panel + i / 4 * LANES + piece * NATIVE);
+        return __builtin_convertvector(cast<NativeInts>(words << (24 - 8 * int(i % 4))) >> 24, Native);
     }
     static constexpr bool IS_FLOAT = false, IS_SCALED = true;
 };

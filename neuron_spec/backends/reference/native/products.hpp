@@ -8,56 +8,66 @@
 
 namespace {
 
-#ifdef __AVX512F__
-constexpr int BLOCK = 10;  // rows that share a reading of the weights: their sums fit the registers
-#else
+// Rows that share a reading of the weights: their sums fit the registers, of which there are 32, or 16.
+#if defined(__AVX512F__)
+constexpr int BLOCK = 10;
+#elif defined(__AVX__) || defined(__aarch64__)
 constexpr int BLOCK = 3;
+#else
+constexpr int BLOCK = 1;
 #endif
-constexpr int64_t AHEAD = 4096;  // bytes: the hardware's own prefetching stops where a page ends
+constexpr int AT_ONCE = 4;        // inputs that are read together
+constexpr int64_t AHEAD = 4096;   // bytes: the hardware's own prefetching stops where a page ends
 
-// Inputs i … i + 3 of a panel, and a hint for what comes after.
-template <class W, class Word>
-ALWAYS_INLINE void stream(const W& w, const Word* panel, int64_t i, Vec* out) {
-    const char* here = reinterpret_cast<const char*>(panel + W::panel_words(i));
-    for (int64_t line = 0; line < int64_t(W::panel_words(AT_ONCE) * sizeof(Word)); line += 64)
-        __builtin_prefetch(here + AHEAD + line);
-    w.some(panel, i, out);
+template <int ROWS>
+using Sums = Native[ROWS][SUMS][PIECES];
+
+// Adds input i, which is `s` more than a multiple of `AT_ONCE`.
+template <int ROWS, class W, class Word>
+ALWAYS_INLINE void add_input(const Word* panel, const float* x, int64_t in, int64_t i, int s, Sums<ROWS>& sums) {
+    Native weights[PIECES];
+    for (int p = 0; p < PIECES; p++) weights[p] = W::one(panel + W::panel_words(i), s, p);
+#pragma GCC unroll 16  // or sums of many rows stay in memory
+    for (int r = 0; r < ROWS; r++) {
+        float input = x[r * in + i + s];
+        for (int p = 0; p < PIECES; p++) sums[r][s % SUMS][p] += weights[p] * input;
+    }
 }
 
 template <int ROWS, class W, class Word>
-inline void panel_product(const W& w, const Word* panel, const float* x, int64_t in, Vec* out) {
-    Vec sums[ROWS][SUMS] = {};
+inline void panel_product(const Word* panel, const float* x, int64_t in, Vec* out) {
+    Sums<ROWS> sums = {};
     int64_t i = 0;
     for (; i + AT_ONCE <= in; i += AT_ONCE) {
-        Vec four[AT_ONCE];
-        stream(w, panel, i, four);
-        for (int r = 0; r < ROWS; r++) {
-            const float* inputs = x + r * in + i;
-            for (int s = 0; s < AT_ONCE; s++) sums[r][s % SUMS] += four[s] * inputs[s];
-        }
+        const char* here = reinterpret_cast<const char*>(panel + W::panel_words(i));
+        for (int64_t line = 0; line < int64_t(W::panel_words(AT_ONCE) * sizeof(Word)); line += 64)
+            __builtin_prefetch(here + AHEAD + line);
+#pragma GCC unroll 4
+        for (int s = 0; s < AT_ONCE; s++) add_input<ROWS, W>(panel, x, in, i, s, sums);
     }
-    for (; i < in; i++) {
-        Vec one = w.one(panel, i);
-        for (int r = 0; r < ROWS; r++) sums[r][i % SUMS] += one * x[r * in + i];
+    for (int s = 0; i + s < in; s++) add_input<ROWS, W>(panel, x, in, i, s, sums);
+    for (int r = 0; r < ROWS; r++) {
+        Native total[PIECES];
+        for (int p = 0; p < PIECES; p++) total[p] = sums[r][0][p] + sums[r][1][p];
+        std::memcpy(out + r, total, sizeof total);
     }
-    for (int r = 0; r < ROWS; r++) out[r] = sums[r][0] + sums[r][1];
 }
 
 template <int ROWS, class W, class Word>
-inline void few_rows(int64_t rows, const W& w, const Word* panel, const float* x, int64_t in, Vec* out) {
+inline void few_rows(int64_t rows, const Word* panel, const float* x, int64_t in, Vec* out) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) return few_rows<ROWS - 1>(rows, w, panel, x, in, out);
+        if (rows < ROWS) return few_rows<ROWS - 1, W>(rows, panel, x, in, out);
     }
-    panel_product<ROWS>(w, panel, x, in, out);
+    panel_product<ROWS, W>(panel, x, in, out);
 }
 
 // One panel of any number of rows, x [rows, in] -> out [rows].
 template <class W, class Word>
-inline void all_rows(int64_t rows, const W& w, const Word* panel, const float* x, int64_t in, Vec* out) {
+inline void all_rows(int64_t rows, const Word* panel, const float* x, int64_t in, Vec* out) {
     int64_t blocks = (rows + BLOCK - 1) / BLOCK;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t begin = rows * b / blocks, end = rows * (b + 1) / blocks;
-        few_rows<BLOCK>(end - begin, w, panel, x + begin * in, in, out + begin);
+        few_rows<BLOCK, W>(end - begin, panel, x + begin * in, in, out + begin);
     }
 }
 
@@ -65,7 +75,7 @@ inline void all_rows(int64_t rows, const W& w, const Word* panel, const float* x
 template <class W>
 void panel_of(const W& w, int64_t number, const float* x, int64_t rows, int64_t in, Vec* out) {
     const auto* panel = w.data + number * W::panel_words(in);
-    all_rows(rows, w, panel, x, in, out);
+    all_rows<W>(rows, panel, x, in, out);
     if constexpr (W::IS_SCALED) {
         Vec scales = read<Vec>(w.scales + number * LANES);
         for (int64_t r = 0; r < rows; r++) out[r] *= scales;
