@@ -14,12 +14,14 @@
 # make bench-drafters  acceptance length of every drafter by kind of work
 # make bench-by-load  draft length by load against always on and always off; the plan against what is
 #             measured
+# make bench-graphs  the compiled kernels against torch.compile and AOTInductor on the same pass
+#             (DTYPE=bfloat16); a quarter of an hour
 # make bench-pinned  what `verification.pin_shapes` costs
 # make bench-prepare  `prepare` against cp and against load and save: time and peak memory, 4.5 GB
 # make soak   a server under 200 clients for five minutes; SOAK_SECONDS=60 for less
 
 .PHONY: demo test test-slow test-neuron check soak clean
-.PHONY: bench bench-peers bench-steps bench-start bench-drafters bench-by-load bench-pinned
+.PHONY: bench bench-peers bench-steps bench-start bench-drafters bench-by-load bench-pinned bench-graphs
 .PHONY: bench-prepare
 
 BIN := .venv/bin
@@ -96,6 +98,10 @@ bench-by-load:
 bench-pinned:
 	@.ci/setup dev
 	@$(BIN)/python tests/benchmarks/pinned.py --dtype bfloat16
+
+bench-graphs:
+	@.ci/setup dev
+	@$(BIN)/python tests/benchmarks/graphs.py --dtype $(DTYPE)
 
 bench-prepare:
 	@.ci/setup dev

@@ -1,0 +1,1 @@
+"""What `graphs.py` beside this folder measures with."""
