@@ -47,10 +47,8 @@ def test_a_graph_is_the_kernels_pass(
     """Token by token, and several at once after them."""
     monkeypatch.setattr(linear, "_can_pack", linear._can_pack)  # is put back after
     given = case(model, tmp_path)
-    exported = {rows: passes._exported(given, rows) for rows in given.rows}
-    caches = exported[1][1]
-    graph = {rows: (program.module(), caches) for rows, (program, _) in exported.items()}
-    run, ours = passes._of_graphs(given, graph), WAYS["operators"](given)
+    modules = {rows: passes._exported(given, rows).module() for rows in given.rows}
+    run, ours = passes._of_graphs(given, modules), WAYS["operators"](given)
     with torch.no_grad():
         for rows, position in ((1, 0), (1, 1), (4, 2), (1, 6), (4, 7)):
             assert torch.equal(run(rows, position), ours(rows, position)), (rows, position)

@@ -6,6 +6,7 @@ graph reads a fixed span of the cache, with a mask; the others read what there i
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import Target
 from neuron_spec.backends.reference.native import choice, compiler
 from neuron_spec.backends.reference.recorded import FixedWindow
+from neuron_spec.checkpoints.model_config import read_config
 from neuron_spec.spec import BuildSpec
 
 LENGTH = 1024
@@ -161,14 +163,12 @@ def _set(owner: Any, attribute: str, tensor: Tensor) -> None:
     object.__setattr__(owner, attribute, (tensor,) if attribute == "parts" else tensor)
 
 
-def _exported(case: Case, rows: int) -> tuple[Any, list[Tensor]]:
-    """The program of so many rows, and the cache that it writes to."""
+def _exported(case: Case, rows: int) -> Any:
+    """The program of so many rows."""
     linear._can_pack = lambda dtype: False  # type: ignore[assignment]  # oneDNN's cannot be traced
-    target = _target(case)
-    caches = [*target.cache.keys, *target.cache.values]
+    given = (*_inputs(case, rows, 0), *_caches(case))
     with torch.no_grad():
-        given = (*_inputs(case, rows, 0), *caches)
-        return torch.export.export(Pass(target), given, strict=False), caches
+        return torch.export.export(Pass(_target(case)), given, strict=False)
 
 
 def _inputs(case: Case, rows: int, position: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,10 +182,10 @@ def _compiled(case: Case, settings: dict[str, Any]) -> Run:
 
     for name, value in {"freezing": True, **settings}.items():
         setattr(inductor, name, value)
-    graphs = {}
-    for rows in case.rows:
-        program, caches = _exported(case, rows)
-        graphs[rows] = torch.compile(program.module(), dynamic=False), caches
+    programs = {rows: _exported(case, rows) for rows in case.rows}
+    graphs = {
+        rows: torch.compile(program.module(), dynamic=False) for rows, program in programs.items()
+    }
     return _of_graphs(case, graphs)
 
 
@@ -196,31 +196,30 @@ def _packaged(case: Case, settings: dict[str, Any]) -> Run:
     for rows in case.rows:
         path = case.folder / f"{rows}.pt2"
         if not path.is_file():
-            program, caches = _exported(case, rows)
             with torch.no_grad():
                 inductor.aoti_compile_and_package(
-                    program,
+                    _exported(case, rows),
                     package_path=str(path),
                     inductor_configs={"freezing": True, **settings},
                 )
-        caches = _caches(case)
-        graphs[rows] = inductor.aoti_load_package(str(path)), caches
+            # All that it was made of stands in the package.
+            shutil.rmtree(case.folder / "inductor", ignore_errors=True)
+        graphs[rows] = inductor.aoti_load_package(str(path))
     return _of_graphs(case, graphs)
 
 
 def _caches(case: Case) -> list[Tensor]:
-    from neuron_spec.checkpoints.model_config import read_config
-
     config = read_config(case.model)
     shape = (1, config.num_key_value_heads, LENGTH, config.head_dim)
     dtype = getattr(torch, case.dtype)
     return [torch.zeros(shape, dtype=dtype) for _ in range(2 * config.num_hidden_layers)]
 
 
-def _of_graphs(case: Case, graphs: dict[int, tuple[Any, list[Tensor]]]) -> Run:
+def _of_graphs(case: Case, graphs: dict[int, Any]) -> Run:
+    caches = _caches(case)
+
     def run(rows: int, position: int) -> Tensor:
-        graph, caches = graphs[rows]
-        ids: Tensor = graph(*_inputs(case, rows, position), *caches)
+        ids: Tensor = graphs[rows](*_inputs(case, rows, position), *caches)
         return ids
 
     return run
