@@ -6,7 +6,7 @@
 #             with AWS's Neuron packages, neuron-spec, pytest and pytest-timeout
 # make check  lint, types, import contract, README against the program
 # make bench  speculation on against off, and against transformers, in one run; what HTTP costs; then
-#             the next seven
+#             the next eight
 # make bench-peers  every draft method, transformers, llama.cpp and vLLM on the same weights
 #             (LLAMA_PYTHON=, VLLM_PYTHON=: interpreters that have them; DTYPE=bfloat16)
 # make bench-steps  a step's time by batch and context, its overhead, prompts against transformers
@@ -21,8 +21,8 @@
 # make soak   a server under 200 clients for five minutes; SOAK_SECONDS=60 for less
 
 .PHONY: demo test test-slow test-neuron check soak clean
-.PHONY: bench bench-peers bench-steps bench-start bench-drafters bench-by-load bench-pinned bench-graphs
-.PHONY: bench-prepare
+.PHONY: bench bench-peers bench-steps bench-start bench-drafters bench-by-load bench-pinned
+.PHONY: bench-graphs bench-prepare
 
 BIN := .venv/bin
 
@@ -65,6 +65,7 @@ bench:
 	@$(BIN)/python tests/benchmarks/prepare.py
 	@$(BIN)/python tests/benchmarks/serving.py
 	@$(BIN)/python tests/benchmarks/by_load.py
+	@$(BIN)/python tests/benchmarks/graphs.py
 	@$(BIN)/python tests/benchmarks/pinned.py --dtype bfloat16
 	@$(BIN)/python tests/benchmarks/steps.py
 	@$(BIN)/python tests/benchmarks/start.py

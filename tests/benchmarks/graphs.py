@@ -115,7 +115,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=list(WAYS))
     parser.add_argument("--model", type=Path, help="a checkpoint's directory; the demo target's")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", help="where packages go meanwhile, some GB")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()

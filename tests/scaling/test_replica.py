@@ -81,7 +81,7 @@ def test_a_closed_replica_refuses_and_tells_how_long_none_was_open() -> None:
     replica = replica_of()
     with TestClient(replica.app) as client:
         assert client.post(COMPLETIONS, json=COMPLETION).status_code == 200
-        assert replica.close() >= 0
+        replica.close()
         response = client.post(COMPLETIONS, json=COMPLETION)
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0

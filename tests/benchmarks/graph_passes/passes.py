@@ -67,12 +67,14 @@ def operators(case: Case) -> Run:
 
 def compiled(case: Case) -> Run:
     """torch.compile with weights as constants, and its caches on disk."""
-    return _compiled(case, {})
+    import torch._inductor.config as inductor
 
-
-def compiled_tuned(case: Case) -> Run:
-    """The same with products that are tuned."""
-    return _compiled(case, TUNED)
+    inductor.freezing = True
+    programs = {rows: _exported(case, rows) for rows in case.rows}
+    graphs = {
+        rows: torch.compile(program.module(), dynamic=False) for rows, program in programs.items()
+    }
+    return _of_graphs(case, graphs)
 
 
 def packaged(case: Case) -> Run:
@@ -89,7 +91,6 @@ WAYS: dict[str, Callable[[Case], Run]] = {
     "kernels": kernels,
     "operators": operators,
     "torch.compile": compiled,
-    "torch.compile, tuned": compiled_tuned,
     "AOTInductor": packaged,
     "AOTInductor, tuned": packaged_tuned,
 }
@@ -175,18 +176,6 @@ def _inputs(case: Case, rows: int, position: int) -> tuple[Tensor, Tensor, Tenso
     places = torch.arange(position, position + rows)[None]
     mask = (torch.arange(case.span) <= places[:, :, None])[:, None]
     return _tokens(rows), places, mask
-
-
-def _compiled(case: Case, settings: dict[str, Any]) -> Run:
-    import torch._inductor.config as inductor
-
-    for name, value in {"freezing": True, **settings}.items():
-        setattr(inductor, name, value)
-    programs = {rows: _exported(case, rows) for rows in case.rows}
-    graphs = {
-        rows: torch.compile(program.module(), dynamic=False) for rows, program in programs.items()
-    }
-    return _of_graphs(case, graphs)
 
 
 def _packaged(case: Case, settings: dict[str, Any]) -> Run:

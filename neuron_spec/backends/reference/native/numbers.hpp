@@ -15,7 +15,7 @@
 namespace {
 
 constexpr int LANES = 16;
-constexpr int SUMS = 2;     // of every output: input i goes into sum i % 2
+constexpr int SUMS = 2;  // of every output: input i goes into sum i % 2
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 // As wide as the machine's registers, for the innermost loops: GCC keeps wider ones in memory.

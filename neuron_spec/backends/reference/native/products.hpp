@@ -16,8 +16,8 @@ constexpr int BLOCK = 3;
 #else
 constexpr int BLOCK = 1;
 #endif
-constexpr int AT_ONCE = 4;        // inputs that are read together
-constexpr int64_t AHEAD = 4096;   // bytes: the hardware's own prefetching stops where a page ends
+constexpr int AT_ONCE = 4;       // inputs that are read together
+constexpr int64_t AHEAD = 4096;  // bytes: the hardware's own prefetching stops where a page ends
 
 template <int ROWS>
 using Sums = Native[ROWS][SUMS][PIECES];
