@@ -23,65 +23,99 @@ ANYTHING = st.recursive(
 )
 SMALL, RATIO = st.integers(-2, 25), st.floats(-1, 2)
 WORDS = st.text(alphabet="5 é\ud800\x00😀", max_size=12)
-IDS = st.integers(-1, 101)
-COMMON = {
-    "n": st.integers(0, 5),
-    "stream": st.booleans(),
-    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
-    "include_acceptance": st.booleans(),
-    "include_tokens": st.booleans(),
-    "speculate": st.booleans(),
-    "stop": WORDS | st.lists(WORDS, max_size=5),
-    "stop_token_ids": st.lists(IDS, max_size=3),
-    "ignore_eos": st.booleans(),
-    "temperature": RATIO, "top_p": RATIO, "top_k": SMALL, "min_p": RATIO,
-    "repetition_penalty": RATIO, "presence_penalty": st.floats(-3, 3),
-    "frequency_penalty": st.floats(-3, 3),
-    "logit_bias": st.dictionaries(IDS.map(str) | WORDS, st.floats(-101, 101), max_size=3),
-    "min_tokens": SMALL, "seed": st.integers(-(2**65), 2**65), "max_tokens": SMALL,
-    "user": WORDS, "response_format": ANYTHING,
-}  # fmt: skip
-PROMPTS = WORDS | st.lists(WORDS | SMALL | st.lists(IDS, max_size=18), max_size=4)
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "robot"]), "content": WORDS | ANYTHING}
-    ),
-    max_size=3,
+TEXT = st.text(alphabet="5 é\x00😀", min_size=1, max_size=12).filter(
+    lambda text: text.strip() != ""
 )
+IDS, NEAR_IDS = st.integers(0, 99), st.integers(-1, 101)
+SHARE, PENALTY = st.floats(0, 1), st.floats(-2, 2)
+# Of each field: values that a request may hold, and values on both sides of its limits.
+COMMON = {
+    "n": (st.integers(1, 4), st.integers(0, 5)),
+    "stream": (st.booleans(), st.none() | st.booleans()),
+    "stream_options": (
+        st.none(),
+        st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
+    ),
+    "include_acceptance": (st.booleans(), RATIO),
+    "include_tokens": (st.booleans(), RATIO),
+    "speculate": (st.booleans(), RATIO),
+    "stop": (TEXT | st.lists(TEXT, max_size=4), WORDS | st.lists(WORDS, max_size=5)),
+    "stop_token_ids": (st.lists(IDS, max_size=3), st.lists(NEAR_IDS, max_size=3)),
+    "ignore_eos": (st.booleans(), RATIO),
+    "temperature": (st.floats(0, 2), RATIO),
+    "top_p": (st.floats(0.01, 1), RATIO),
+    "top_k": (st.integers(1, 25), SMALL),
+    "min_p": (SHARE, RATIO),
+    "repetition_penalty": (st.floats(0.1, 2), RATIO),
+    "presence_penalty": (PENALTY, st.floats(-3, 3)),
+    "frequency_penalty": (PENALTY, st.floats(-3, 3)),
+    "logit_bias": (
+        st.dictionaries(IDS.map(str), st.floats(-100, 100), max_size=3),
+        st.dictionaries(NEAR_IDS.map(str) | WORDS, st.floats(-101, 101), max_size=3),
+    ),
+    "min_tokens": (st.integers(0, 1), SMALL),
+    "seed": (st.integers(-(2**63), 2**63 - 1), st.integers(-(2**65), 2**65)),
+    "max_tokens": (st.integers(1, 25), SMALL),
+    "user": (TEXT, WORDS),
+    "response_format": (st.just({"type": "text"}), ANYTHING),
+}
+PROMPTS = st.lists(IDS, min_size=1, max_size=16)
+MESSAGES = {
+    "role": (st.sampled_from(["user", "system"]), st.sampled_from(["user", "system", "robot"])),
+    "content": (TEXT, WORDS | ANYTHING),
+}
+
+
+def messages(which: int, least: int) -> Any:
+    message = {name: values[which] for name, values in MESSAGES.items()}
+    return st.lists(st.fixed_dictionaries(message), min_size=least, max_size=3)
+
+
 BODIES = {
     COMPLETIONS: (
-        {"prompt": PROMPTS},
         {
-            "logprobs": SMALL | st.booleans(),
-            "echo": st.booleans(),
-            "best_of": SMALL,
-            "suffix": WORDS,
+            "prompt": (
+                TEXT | PROMPTS | st.lists(TEXT | PROMPTS, min_size=1, max_size=1),
+                WORDS | st.lists(WORDS | SMALL | st.lists(NEAR_IDS, max_size=18), max_size=4),
+            )
+        },
+        {
+            "logprobs": (st.integers(0, 5), SMALL | st.booleans()),
+            "echo": (st.booleans(), RATIO),
+            "best_of": (st.none(), SMALL),
+            "suffix": (st.none(), WORDS),
         },
     ),
     CHAT: (
-        {"messages": MESSAGES},
-        {"logprobs": st.booleans(), "top_logprobs": SMALL, "max_completion_tokens": SMALL},
+        {"messages": (messages(0, 1), messages(1, 0))},
+        {
+            "logprobs": (st.booleans(), SMALL),
+            "top_logprobs": (st.none(), SMALL),
+            "max_completion_tokens": (st.none(), SMALL),
+        },
     ),
 }
 
 
-def bodies(url: str, change: Any) -> Any:
-    """Requests of the right form with any values; `change` may put any value into any field."""
+def bodies(url: str) -> Any:
+    """Requests of the right form, half of them with one field near its limits or far beyond."""
     needed, optional = BODIES[url]
-    fields = {**COMMON, **optional}
-    few = st.sets(st.sampled_from(sorted(fields)), max_size=5)
+    fields = {**COMMON, **optional, **needed, "model": (st.just(MODEL), WORDS)}
+    few = st.sets(st.sampled_from(sorted({**COMMON, **optional})), max_size=5)
 
     def of(names: set[str]) -> Any:
-        chosen = {name: fields[name] for name in names}
-        return st.fixed_dictionaries({"model": st.just(MODEL), **needed, **chosen})
+        return st.fixed_dictionaries(
+            {name: fields[name][0] for name in ["model", *needed, *sorted(names)]}
+        )
 
-    return few.flatmap(of).flatmap(change)
+    def with_one_wrong(body: dict[str, Any]) -> Any:
+        near = st.sampled_from(sorted(fields)).flatmap(
+            lambda name: st.tuples(st.just(name), fields[name][1])
+        )
+        far = st.tuples(st.sampled_from(sorted(fields)) | st.text(max_size=5), ANYTHING)
+        return st.just(body) | (near | far).map(lambda pair: {**body, pair[0]: pair[1]})
 
-
-def one_field_wrong(body: dict[str, Any]) -> Any:
-    """Sometimes, for what is right mostly would hardly ever come."""
-    wrong = st.tuples(st.sampled_from(sorted(body)) | st.text(max_size=5), ANYTHING)
-    return st.just(body) | wrong.map(lambda pair: {**body, pair[0]: pair[1]})
+    return few.flatmap(of).flatmap(with_one_wrong)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +149,7 @@ def test_bodies_of_the_right_form(served: tuple[Any, AnySpeculator], url: str) -
     seen: set[int] = set()
 
     @FUZZ
-    @given(bodies(url, one_field_wrong))
+    @given(bodies(url))
     def run(body: dict[str, Any]) -> None:
         seen.add(check(served[0], url, json.dumps(body).encode()))
 
