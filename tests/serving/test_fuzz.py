@@ -24,8 +24,6 @@ ANYTHING = st.recursive(
 SMALL, RATIO = st.integers(-2, 25), st.floats(-1, 2)
 WORDS = st.text(alphabet="5 é\ud800\x00😀", max_size=12)
 TEXT = st.text(alphabet="5 é\x00😀", min_size=1, max_size=12).filter(str.strip)
-    lambda text: text.strip() != ""
-)
 IDS, NEAR_IDS = st.integers(0, 99), st.integers(-1, 101)
 SHARE, PENALTY = st.floats(0, 1), st.floats(-2, 2)
 # Of each field: values that a request may hold, and values on both sides of its limits.
