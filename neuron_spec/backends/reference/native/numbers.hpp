@@ -15,16 +15,18 @@
 namespace {
 
 constexpr int LANES = 16;
-constexpr int SUMS = 2;  // of every output: input i goes into sum i % 2
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 // As wide as the machine's registers, for the innermost loops: GCC keeps wider ones in memory.
 #if defined(__AVX512F__)
 constexpr int NATIVE = 16;
+constexpr int SUMS = 2;  // of every output: input i goes into sum i % SUMS; two need not wait for each other
 #elif defined(__AVX__)
 constexpr int NATIVE = 8;
+constexpr int SUMS = 1;  // registers are for more rows
 #else
 constexpr int NATIVE = 4;
+constexpr int SUMS = 1;
 #endif
 constexpr int PIECES = LANES / NATIVE;  // of a vector
 typedef float Native __attribute__((vector_size(4 * NATIVE)));
@@ -86,7 +88,7 @@ ALWAYS_INLINE Vec exponential(Vec x) {
 // Weights of 16 outputs for input i, a piece of them at a time.
 struct Float32Weights {
     const float* data;
-    static int64_t panel_words(int64_t in) { return in * LANES; }
+    static constexpr int64_t panel_words(int64_t in) { return in * LANES; }
     ALWAYS_INLINE static Native one(const float* panel, int64_t i, int piece) {
         return read<Native>(panel + i * LANES + piece * NATIVE);
     }
@@ -97,7 +99,7 @@ struct Float32Weights {
 // A word has inputs i (low half) and i + 1 of one output: a shift or a mask makes a float32.
 struct BFloat16Weights {
     const uint32_t* data;
-    static int64_t panel_words(int64_t in) { return (in + 1) / 2 * LANES; }
+    static constexpr int64_t panel_words(int64_t in) { return (in + 1) / 2 * LANES; }
     ALWAYS_INLINE static Native one(const uint32_t* panel, int64_t i, int piece) {
         auto words = read<NativeWords>(panel + i / 2 * LANES + piece * NATIVE);
         return cast<Native>(i % 2 ? words & 0xffff0000u : words << 16);
@@ -110,7 +112,7 @@ struct BFloat16Weights {
 struct Int8Weights {
     const uint32_t* data;
     const float* scales;
-    static int64_t panel_words(int64_t in) { return (in + 3) / 4 * LANES; }
+    static constexpr int64_t panel_words(int64_t in) { return (in + 3) / 4 * LANES; }
     ALWAYS_INLINE static Native one(const uint32_t* panel, int64_t i, int piece) {
         auto words = read<NativeWords>(panel + i / 4 * LANES + piece * NATIVE);
         return __builtin_convertvector(cast<NativeInts>(words << (24 - 8 * int(i % 4))) >> 24, Native);

@@ -12,15 +12,20 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int BLOCK = 10;
 #elif defined(__AVX__) || defined(__aarch64__)
-constexpr int BLOCK = 3;
+constexpr int BLOCK = 6;
 #else
-constexpr int BLOCK = 1;
+constexpr int BLOCK = 2;
 #endif
-constexpr int AT_ONCE = 4;       // inputs that are read together
-constexpr int64_t AHEAD = 4096;  // bytes: the hardware's own prefetching stops where a page ends
+constexpr int AT_ONCE = 4;         // inputs that are read together
+constexpr int64_t AHEAD = 4096;    // bytes: the hardware's own prefetching stops where a page ends
+constexpr int64_t STRETCH = 768;   // inputs; with the next stretch's they stay near the core
 
 template <int ROWS>
 using Sums = Native[ROWS][SUMS][PIECES];
+
+struct RowSums {
+    Sums<1> of;
+};
 
 // Adds input i, which is `s` more than a multiple of `AT_ONCE`.
 template <int ROWS, class W, class Word>
@@ -34,48 +39,75 @@ ALWAYS_INLINE void add_input(const Word* panel, const float* x, int64_t in, int6
     }
 }
 
-template <int ROWS, class W, class Word>
-inline void panel_product(const Word* panel, const float* x, int64_t in, Vec* out) {
+// Inputs that all blocks of rows take, one block after the other.
+struct Stretch {
+    int64_t begin, end;
+    int64_t block, blocks;
+};
+
+// Adds a stretch of inputs to the sums of a block of rows. Where it is the only block it reads a little ahead;
+// of several each reads a share of the next stretch, for else memory would rest in all but the first.
+template <int ROWS, bool IS_ONLY, class W, class Word>
+inline void add_stretch(const Word* panel, const float* x, int64_t in, Stretch at, RowSums* kept) {
+    constexpr int64_t STEP = W::panel_words(AT_ONCE) * sizeof(Word);
     Sums<ROWS> sums = {};
-    int64_t i = 0;
-    for (; i + AT_ONCE <= in; i += AT_ONCE) {
-        const char* here = reinterpret_cast<const char*>(panel + W::panel_words(i));
-        for (int64_t line = 0; line < int64_t(W::panel_words(AT_ONCE) * sizeof(Word)); line += 64)
-            __builtin_prefetch(here + AHEAD + line);
+    int64_t i = at.begin, until_next = 0;
+    if (!IS_ONLY && i > 0) std::memcpy(sums, kept, sizeof sums);
+    int64_t bytes = W::panel_words(at.end - i) * int64_t(sizeof(Word));
+    const char* next = reinterpret_cast<const char*>(panel + W::panel_words(i)) + bytes + bytes * at.block / at.blocks;
+    for (; i + AT_ONCE <= at.end; i += AT_ONCE) {
+        if (IS_ONLY) {
+            next = reinterpret_cast<const char*>(panel + W::panel_words(i)) + AHEAD;
+            for (int64_t line = 0; line < STEP; line += 64) __builtin_prefetch(next + line);
+        } else if (until_next-- == 0) {
+            for (int64_t line = 0; line < STEP; line += 64) __builtin_prefetch(next + line);
+            next += STEP, until_next = at.blocks - 1;
+        }
 #pragma GCC unroll 4
         for (int s = 0; s < AT_ONCE; s++) add_input<ROWS, W>(panel, x, in, i, s, sums);
     }
-    for (int s = 0; i + s < in; s++) add_input<ROWS, W>(panel, x, in, i, s, sums);
-    for (int r = 0; r < ROWS; r++) {
-        Native total[PIECES];
-        for (int p = 0; p < PIECES; p++) total[p] = sums[r][0][p] + sums[r][1][p];
-        std::memcpy(out + r, total, sizeof total);
-    }
+    for (int s = 0; i + s < at.end; s++) add_input<ROWS, W>(panel, x, in, i, s, sums);
+    std::memcpy(kept, sums, sizeof sums);
 }
 
-template <int ROWS, class W, class Word>
-inline void few_rows(int64_t rows, const Word* panel, const float* x, int64_t in, Vec* out) {
-    if constexpr (ROWS > 1) {
-        if (rows < ROWS) return few_rows<ROWS - 1, W>(rows, panel, x, in, out);
+template <int ROWS, bool IS_ONLY, class W, class Word>
+inline void few_rows(int64_t rows, const Word* panel, const float* x, int64_t in, Stretch at, RowSums* kept) {
+    if constexpr (ROWS > (IS_ONLY ? 1 : (BLOCK + 1) / 2)) {
+        if (rows < ROWS) return few_rows<ROWS - 1, IS_ONLY, W>(rows, panel, x, in, at, kept);
     }
-    panel_product<ROWS, W>(panel, x, in, out);
+    add_stretch<ROWS, IS_ONLY, W>(panel, x, in, at, kept);
 }
 
-// One panel of any number of rows, x [rows, in] -> out [rows].
+// One panel of any number of rows, x [rows, in] -> out [rows]; `kept` [rows] is for their sums.
 template <class W, class Word>
-inline void all_rows(int64_t rows, const Word* panel, const float* x, int64_t in, Vec* out) {
-    int64_t blocks = (rows + BLOCK - 1) / BLOCK;
-    for (int64_t b = 0; b < blocks; b++) {
-        int64_t begin = rows * b / blocks, end = rows * (b + 1) / blocks;
-        few_rows<BLOCK, W>(end - begin, panel, x + begin * in, in, out + begin);
+inline void all_rows(int64_t rows, const Word* panel, const float* x, int64_t in, RowSums* kept, Vec* out) {
+    if (rows <= BLOCK) {
+        few_rows<BLOCK, true, W>(rows, panel, x, in, {0, in, 0, 1}, kept);
+    } else {
+        int64_t blocks = (rows + BLOCK - 1) / BLOCK;
+        for (int64_t i = 0; i < in; i += STRETCH) {
+            for (int64_t b = 0; b < blocks; b++) {
+                int64_t begin = rows * b / blocks, end = rows * (b + 1) / blocks;
+                Stretch at{i, std::min(i + STRETCH, in), b, blocks};
+                few_rows<BLOCK, false, W>(end - begin, panel, x + begin * in, in, at, kept + begin);
+            }
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        Native total[PIECES];
+        for (int p = 0; p < PIECES; p++) {
+            total[p] = kept[r].of[0][0][p];
+            for (int s = 1; s < SUMS; s++) total[p] += kept[r].of[0][s][p];
+        }
+        std::memcpy(out + r, total, sizeof total);
     }
 }
 
 // One panel of all rows, x [rows, in] -> out [rows].
 template <class W>
-void panel_of(const W& w, int64_t number, const float* x, int64_t rows, int64_t in, Vec* out) {
+void panel_of(const W& w, int64_t number, const float* x, int64_t rows, int64_t in, RowSums* kept, Vec* out) {
     const auto* panel = w.data + number * W::panel_words(in);
-    all_rows<W>(rows, panel, x, in, out);
+    all_rows<W>(rows, panel, x, in, kept, out);
     if constexpr (W::IS_SCALED) {
         Vec scales = read<Vec>(w.scales + number * LANES);
         for (int64_t r = 0; r < rows; r++) out[r] *= scales;
@@ -89,6 +121,7 @@ class Inputs {
     // x [rows, in], which has to live on; `tiled`: through tiles, where the weights can and there are any.
     void set(const float* x, int64_t rows, int64_t in, bool tiled) {
         this->x = x, this->rows = rows, this->in = in;
+        kept.resize(rows);
         for (auto& each : sums) each.resize(num_tiles(rows, TILE_ROWS) * TILE_ROWS);
 #ifdef NEURON_SPEC_TILES
         is_tiled = tiled && !W::IS_SCALED;
@@ -116,7 +149,7 @@ class Inputs {
         if constexpr (!W::IS_SCALED)
             if (is_tiled) return tiles->template multiply<PARTS, W::PARTS>(panels.of(w, number, count, in), count, out);
 #endif
-        for (int n = 0; n < count; n++) panel_of(w, number + n, x, rows, in, out[n]);
+        for (int n = 0; n < count; n++) panel_of(w, number + n, x, rows, in, kept.data(), out[n]);
     }
 
     const Vec* of(int panel) const { return sums[panel].data(); }
@@ -125,6 +158,7 @@ class Inputs {
     const float* x = nullptr;
     int64_t rows = 0, in = 0;
     std::vector<Vec> sums[2];
+    std::vector<RowSums> kept;
 #ifdef NEURON_SPEC_TILES
     bool is_tiled = false;
     TiledRows own;
