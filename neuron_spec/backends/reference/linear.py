@@ -86,24 +86,20 @@ class Linear:
             return joined
         return [F.linear(x, part) for part in self.parts]
 
-    @property
-    def is_int8(self) -> bool:
-        """Whether its weight is rounded to int8."""
-        return self._native is not None and self._native.is_int8
-
     @cached_property
     def packed(self) -> Packed:
         """For the kernels; packed when it is first used."""
-        assert self._native is not None
-        whole = torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
-        packed = Packed.of(whole, self.bias, is_int8=self.is_int8)
-        self.let_go()
-        return packed
+        return self.packed_as(torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0])
 
-    def let_go(self) -> None:
-        """Drop the weights as they were, unless something may still take them."""
-        if self._native is not None and not self._native.keeps_weights:
+    def packed_as(self, whole: Tensor) -> Packed:
+        """The weights, joined to `whole`, for the kernels; here they are dropped unless something
+        may still take them."""
+        assert self._native is not None
+        native = self._native
+        packed = Packed.of(whole, self.bias, is_int8=native.is_int8, pages=native.pages)
+        if not native.keeps_weights:
             self.parts = ()
+        return packed
 
 
 def _pack(weight: Tensor) -> Tensor:

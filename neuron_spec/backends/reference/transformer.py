@@ -101,12 +101,10 @@ class Layer:
     def products(self) -> dict[str, Packed]:
         """Its products by their names in the kernels."""
         gate, up = self.gate_up.parts
-        packed = Packed.of(interleaved(gate, up), is_int8=self.gate_up.is_int8)
-        self.gate_up.let_go()
         return {
             "qkv": self.attention.qkv.packed,
             "output": self.attention.output.packed,
-            "gate_up": packed,
+            "gate_up": self.gate_up.packed_as(interleaved(gate, up)),
             "down": self.down.packed,
         }
 

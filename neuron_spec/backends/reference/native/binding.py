@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from neuron_spec.backends.reference.native.packing import NUMBERS, Packed
+from neuron_spec.backends.reference.native.pages import LargePages
 
 
 class Weights(Structure):
@@ -148,6 +149,7 @@ class Native:
         is_int8: whether weights are rounded to int8.
         keeps_weights: whether weights stay beside their packed form, because something else may
             still take them.
+        pages: where packed weights go.
     """
 
     kernels: Kernels
@@ -155,6 +157,7 @@ class Native:
     has_tiles: bool = False
     is_int8: bool = False
     keeps_weights: bool = True
+    pages: LargePages = field(default_factory=LargePages, compare=False)
 
     def takes(self, num_rows: int) -> bool:
         """Whether a product of so many rows is theirs."""

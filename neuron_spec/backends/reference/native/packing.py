@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from neuron_spec.backends.reference.native.pages import LargePages
+
 LANES = 16
 NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}
 """Kinds of numbers as `kernels.cpp` counts them."""
@@ -32,17 +34,25 @@ class Packed:
     bias: Tensor | None = None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None, *, is_int8: bool = False) -> Packed:
-        """Pack a float32 or bfloat16 weight [out, in]."""
+    def of(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        is_int8: bool = False,
+        pages: LargePages | None = None,
+    ) -> Packed:
+        """Pack a float32 or bfloat16 weight [out, in]; `pages`: in which memory."""
         out_features, in_features = weight.shape
         kept = None if bias is None else bias.float().contiguous()
         if is_int8:
             quantized, scales = quantize(weight)
             scales = F.pad(scales, (0, -len(scales) % LANES)).contiguous()
-            return cls("int8", _words(quantized, 4), out_features, in_features, scales, kept)
+            return cls("int8", _words(quantized, 4, pages), out_features, in_features, scales, kept)
         if weight.dtype == torch.bfloat16:
-            return cls("bfloat16", _words(weight, 2), out_features, in_features, None, kept)
-        return cls("float32", _words(weight.float(), 1), out_features, in_features, None, kept)
+            return cls("bfloat16", _words(weight, 2, pages), out_features, in_features, None, kept)
+        data = _words(weight.float(), 1, pages)
+        return cls("float32", data, out_features, in_features, None, kept)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +83,8 @@ def _padded(weight: Tensor, outputs: int, inputs: int = 1) -> Tensor:
     return F.pad(weight, missing) if any(missing) else weight
 
 
-def _words(weight: Tensor, inputs_a_word: int) -> Tensor:
+def _words(weight: Tensor, inputs_a_word: int, pages: LargePages | None) -> Tensor:
     """[out, in] -> [panels, in / inputs_a_word, 16, inputs_a_word]."""
     padded = _padded(weight, LANES, inputs_a_word)
-    return padded.view(len(padded) // LANES, LANES, -1, inputs_a_word).transpose(1, 2).contiguous()
+    panels = padded.view(len(padded) // LANES, LANES, -1, inputs_a_word).transpose(1, 2)
+    return pages.copy(panels) if pages else panels.contiguous()
