@@ -31,7 +31,7 @@ BFloat16Weights weights_of(const Weights& w) {
 }
 template <>
 Int8Weights weights_of(const Weights& w) {
-    return {static_cast<const uint32_t*>(w.data), w.scales};
+    return {static_cast<const int8_t*>(w.data), w.scales};
 }
 
 // What a thread of a pass has of its own.

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX__
+#ifdef __SSE2__
 #include <immintrin.h>
 #endif
 
@@ -108,14 +108,27 @@ struct BFloat16Weights {
     static constexpr int PARTS = 1;  // see tiles.hpp
 };
 
-// A word has inputs i … i + 3 of one output, whose scale comes after the sum.
+// The scale of an output comes after the sum.
 struct Int8Weights {
-    const uint32_t* data;
+    const int8_t* data;
     const float* scales;
-    static constexpr int64_t panel_words(int64_t in) { return (in + 3) / 4 * LANES; }
-    ALWAYS_INLINE static Native one(const uint32_t* panel, int64_t i, int piece) {
-        auto words = read<NativeWords>(panel + i / 4 * LANES + piece * NATIVE);
-        return __builtin_convertvector(cast<NativeInts>(words << (24 - 8 * int(i % 4))) >> 24, Native);
+    static constexpr int64_t panel_words(int64_t in) { return in * LANES; }
+    ALWAYS_INLINE static Native one(const int8_t* panel, int64_t i, int piece) {
+        return __builtin_convertvector(wide(panel + i * LANES + piece * NATIVE), Native);
+    }
+    ALWAYS_INLINE static NativeInts wide(const int8_t* from) {
+#if defined(__AVX512F__)
+        return NativeInts(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+        return NativeInts(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__SSE2__) && !defined(__AVX__)
+        __m128i bytes = _mm_cvtsi32_si128(read<int32_t>(from));
+        __m128i halves = _mm_unpacklo_epi8(bytes, bytes);
+        return NativeInts(_mm_srai_epi32(_mm_unpacklo_epi16(halves, halves), 24));
+#else
+        typedef int8_t Bytes __attribute__((vector_size(NATIVE)));
+        return __builtin_convertvector(read<Bytes>(from), NativeInts);
+#endif
     }
     static constexpr bool IS_FLOAT = false, IS_SCALED = true;
 };

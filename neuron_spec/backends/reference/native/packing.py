@@ -21,7 +21,7 @@ class Packed:
     """One weight [out, in], packed.
 
     Attributes:
-        numbers: float32; bfloat16, two inputs of an output in a word; or int8, four of them.
+        numbers: float32; int8; or bfloat16, of which two inputs of an output follow each other.
         scales: of int8, one an output, float32.
         bias: [out] float32, or None.
     """
@@ -48,7 +48,7 @@ class Packed:
         if is_int8:
             quantized, scales = quantize(weight)
             scales = F.pad(scales, (0, -len(scales) % LANES)).contiguous()
-            return cls("int8", _words(quantized, 4, pages), out_features, in_features, scales, kept)
+            return cls("int8", _words(quantized, 1, pages), out_features, in_features, scales, kept)
         if weight.dtype == torch.bfloat16:
             return cls("bfloat16", _words(weight, 2, pages), out_features, in_features, None, kept)
         data = _words(weight.float(), 1, pages)

@@ -39,6 +39,11 @@ ALWAYS_INLINE void add_input(const Word* panel, const float* x, int64_t in, int6
     }
 }
 
+template <int64_t BYTES>
+ALWAYS_INLINE void read_ahead(const char* from) {
+    for (int64_t line = 0; line < BYTES; line += 64) __builtin_prefetch(from + line);
+}
+
 // Inputs that all blocks of rows take, one block after the other.
 struct Stretch {
     int64_t begin, end;
@@ -57,10 +62,9 @@ inline void add_stretch(const Word* panel, const float* x, int64_t in, Stretch a
     const char* next = reinterpret_cast<const char*>(panel + W::panel_words(i)) + bytes + bytes * at.block / at.blocks;
     for (; i + AT_ONCE <= at.end; i += AT_ONCE) {
         if (IS_ONLY) {
-            next = reinterpret_cast<const char*>(panel + W::panel_words(i)) + AHEAD;
-            for (int64_t line = 0; line < STEP; line += 64) __builtin_prefetch(next + line);
+            read_ahead<STEP>(reinterpret_cast<const char*>(panel + W::panel_words(i)) + AHEAD);
         } else if (until_next-- == 0) {
-            for (int64_t line = 0; line < STEP; line += 64) __builtin_prefetch(next + line);
+            read_ahead<STEP>(next);
             next += STEP, until_next = at.blocks - 1;
         }
 #pragma GCC unroll 4
