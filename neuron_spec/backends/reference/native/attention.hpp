@@ -23,14 +23,14 @@ constexpr float NEVER = -3e38f;   // the score of what is not seen
 template <class Number>
 struct Desk {
     std::vector<Native> queries, dots;       // [TOGETHER][vectors of dim], [TOGETHER][16]
-    std::vector<Vec> scores;                 // [TOGETHER][SEGMENT / 16]
+    std::vector<float> scores;               // [TOGETHER][SEGMENT]
     std::vector<float> shares;               // of segments
     std::vector<int64_t> places;
     std::vector<Number> copies;              // of keys, then of values: [SEGMENT][dim] each
 };
 
-// Lane i is the sum of v[i], in one order.
-ALWAYS_INLINE Vec sums_of(const Native* v) {
+// to[i] is the sum of v[i]'s lanes, of 16, in one order.
+ALWAYS_INLINE void put_sums(const Native* v, float* to) {
 #if defined(__AVX512F__)
     __m512 pairs[8], fours[4], halves[2];
     for (int i = 0; i < 8; i++) {
@@ -46,20 +46,16 @@ ALWAYS_INLINE Vec sums_of(const Native* v) {
         halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
     }
     __m512 a = halves[0], b = halves[1];
-    return Vec(_mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)));
+    _mm512_storeu_ps(to, _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)));
 #elif defined(__AVX__)
-    float sums[LANES];
     for (int i = 0; i < LANES; i += 4) {
         __m256 a = _mm256_hadd_ps(__m256(v[i]), __m256(v[i + 1]));
         __m256 b = _mm256_hadd_ps(__m256(v[i + 2]), __m256(v[i + 3]));
         __m256 fours = _mm256_hadd_ps(a, b);
-        _mm_storeu_ps(sums + i, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
+        _mm_storeu_ps(to + i, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
     }
-    return read<Vec>(sums);
 #else
-    float sums[LANES];
-    for (int i = 0; i < LANES; i++) sums[i] = (v[i][0] + v[i][2]) + (v[i][1] + v[i][3]);
-    return read<Vec>(sums);
+    for (int i = 0; i < LANES; i++) to[i] = (v[i][0] + v[i][2]) + (v[i][1] + v[i][3]);
 #endif
 }
 
@@ -199,27 +195,26 @@ class Attention {
 
     template <int V>
     void attend_with(const Part& part, const Number* keys, const Number* values, int64_t until, Desk<Number>& desk) {
-        constexpr int64_t BLOCKS = SEGMENT / LANES;
         int64_t count = std::max<int64_t>(0, until - part.begin), num_queries = part.last - part.first;
         const Native* wanted = desk.queries.data() + (part.first - part.group) * vectors;
         desk.dots.resize(TOGETHER * LANES);
-        desk.scores.resize(TOGETHER * BLOCKS);
+        desk.scores.resize(TOGETHER * SEGMENT);
         for (int64_t begin = 0; begin < count; begin += LANES) {
             int64_t end = std::min(begin + LANES, count);
             for (int64_t i = begin; i < end; i++)
                 multiply<V>(keys + i * dim, wanted, num_queries, desk.dots.data() + (i - begin));
             for (int64_t q = 0; q < num_queries; q++)
-                desk.scores[q * BLOCKS + begin / LANES] = sums_of(desk.dots.data() + q * LANES);
+                put_sums(desk.dots.data() + q * LANES, desk.scores.data() + q * SEGMENT + begin);
         }
         float* results[TOGETHER];
         int64_t number = (part.row * s.kv_heads + part.head) * queries + part.first;
         for (int64_t q = 0; q < num_queries; q++) {
             results[q] = result(number + q, part.segment);
             int64_t seen = std::min(until, num_seen(part.row, (part.first + q) / shared_by)) - part.begin;
-            weigh(seen, count, desk.scores.data() + q * BLOCKS, results[q]);
+            weigh(seen, count, desk.scores.data() + q * SEGMENT, results[q]);
         }
         for (int64_t q = 0; q < num_queries; q += MOST_SUMS) {
-            const Vec* shares = desk.scores.data() + q * BLOCKS;
+            const float* shares = desk.scores.data() + q * SEGMENT;
             add<MOST_SUMS, V>(std::min(MOST_SUMS, num_queries - q), values, count, shares, results + q);
         }
     }
@@ -255,25 +250,25 @@ class Attention {
 
     // Scores of `count` positions, of which the first `seen` are seen -> shares; `head`: the largest score
     // and the sum of shares.
-    void weigh(int64_t seen, int64_t count, Vec* scores, float* head) const {
+    void weigh(int64_t seen, int64_t count, float* scores, float* head) const {
         const float scale = 1.0f / __builtin_sqrtf(float(dim));
-        int64_t blocks = (count + LANES - 1) / LANES;
-        Vec largest = splat(NEVER), total = {}, place = {};
-        for (int i = 0; i < LANES; i++) place[i] = float(i);
-        for (int64_t b = 0; b < blocks; b++) {
-            auto is_seen = place + float(b * LANES) < float(seen);
-            scores[b] = is_seen ? scores[b] * scale : splat(NEVER);
-            largest = scores[b] > largest ? scores[b] : largest;
+        int64_t end = (count + LANES - 1) / LANES * LANES;
+        auto fill_unseen = [&](float value) { std::fill(scores + std::max<int64_t>(0, seen), scores + end, value); };
+        for (int64_t i = 0; i < end; i += NATIVE) write(scores + i, read<Native>(scores + i) * scale);
+        fill_unseen(NEVER);
+        Native largest = Native{} + NEVER, total[PIECES] = {};
+        for (int64_t i = 0; i < end; i += NATIVE) {
+            auto score = read<Native>(scores + i);
+            largest = score > largest ? score : largest;
         }
         float most = largest[0];
-        for (int i = 1; i < LANES; i++) most = std::max(most, largest[i]);
-        for (int64_t b = 0; b < blocks; b++) {
-            auto is_seen = place + float(b * LANES) < float(seen);
-            scores[b] = is_seen ? exponential(scores[b] - most) : Vec{};
-            total += scores[b];
-        }
+        for (int i = 1; i < NATIVE; i++) most = std::max(most, largest[i]);
+        for (int64_t i = 0; i < end; i += NATIVE) write(scores + i, exponential(read<Native>(scores + i) - most));
+        fill_unseen(0);
+        for (int64_t i = 0; i < end; i += LANES)
+            for (int p = 0; p < PIECES; p++) total[p] += read<Native>(scores + i + p * NATIVE);
         head[0] = most;
-        head[1] = sum_of(total);
+        head[1] = sum_of(cast<Vec>(total));
     }
 
 #ifdef __AVX512F__
@@ -284,11 +279,10 @@ class Attention {
 
     // Shares times values.
     template <int Q, int V>
-    void add(int64_t num_queries, const Number* values, int64_t count, const Vec* given, float* const* results) const {
+    void add(int64_t num_queries, const Number* values, int64_t count, const float* shares, float* const* results) const {
         if constexpr (Q > 1) {
-            if (num_queries < Q) return add<Q - 1, V>(num_queries, values, count, given, results);
+            if (num_queries < Q) return add<Q - 1, V>(num_queries, values, count, shares, results);
         }
-        const float* shares = reinterpret_cast<const float*>(given);
         if constexpr (V > 0) {
             for (int first = 0; first < V; first += 4) {
                 Native sums[Q][4] = {};

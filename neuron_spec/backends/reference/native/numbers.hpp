@@ -36,10 +36,9 @@ typedef int32_t NativeInts __attribute__((vector_size(4 * NATIVE)));
 typedef float Vec8 __attribute__((vector_size(32)));
 typedef float Vec4 __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 
 template <class To, class From>
-inline To cast(From from) {
+inline To cast(const From& from) {
     static_assert(sizeof(To) == sizeof(From), "same size");
     To to;
     std::memcpy(&to, &from, sizeof to);
@@ -53,7 +52,10 @@ inline To read(const void* from) {
     return to;
 }
 
-inline void write(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+template <class V>
+inline void write(float* to, V v) {
+    std::memcpy(to, &v, sizeof v);
+}
 inline Vec splat(float x) { return Vec{} + x; }
 
 inline float sum_of(Vec v) {
@@ -67,20 +69,22 @@ inline float sum_of(Vec v) {
 }
 
 // Cephes' polynomial; relative error below 2e-7.
-ALWAYS_INLINE Vec exponential(Vec x) {
-    x = x > 88.0f ? splat(88.0f) : x;
-    x = x < -87.0f ? splat(-87.0f) : x;
+template <class V>
+ALWAYS_INLINE V exponential(V x) {
+    typedef decltype(x < x) Integers;  // as many
+    x = x > 88.0f ? V{} + 88.0f : x;
+    x = x < -87.0f ? V{} - 87.0f : x;
     const float round = 12582912.0f;  // 1.5 * 2^23
-    Vec n = (x * 1.44269504088896341f + round) - round;
-    Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    Vec p = splat(1.9875691500e-4f);
+    V n = (x * 1.44269504088896341f + round) - round;
+    V r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    V p = V{} + 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    return p * cast<Vec>((__builtin_convertvector(n, Ints) + 127) << 23);
+    return p * cast<V>((__builtin_convertvector(n, Integers) + 127) << 23);
 }
 
 // ---- Stored numbers ------------------------------------------------------------------------------

@@ -216,8 +216,13 @@ void gated(const W& w, Inputs<W>& inputs, int64_t ffn, float* act, Work& work, i
             int64_t first = p * LANES;
             int64_t bytes = std::min<int64_t>(LANES, ffn - first) * int64_t(sizeof(float));
             for (int64_t r = 0; r < inputs.num_rows(); r++) {
-                Vec value = gate[r] / (1.0f + exponential(-gate[r])) * up[r];
-                std::memcpy(act + r * ffn + first, &value, bytes);
+                Native values[PIECES];
+                for (int n = 0; n < PIECES; n++) {
+                    auto x = read<Native>(reinterpret_cast<const float*>(gate + r) + n * NATIVE);
+                    auto factor = read<Native>(reinterpret_cast<const float*>(up + r) + n * NATIVE);
+                    values[n] = x / (1.0f + exponential(-x)) * factor;
+                }
+                std::memcpy(act + r * ffn + first, values, bytes);
             }
         }
     }
