@@ -16,11 +16,10 @@ logger = logging.getLogger(__name__)
 
 Model = Literal["target", "draft"]
 
-_MAX_ROWS: dict[str, int | None] = {"float32": 64, "bfloat16": 12}
+_MAX_ROWS = {"float32": 64, "bfloat16": 12}
 """From about where on others are faster, as measured on a server's CPU: tiles where it has them,
-else PyTorch's products. bfloat16 weights go through tiles whatever their rows."""
-_MAX_ROWS_AVX2: dict[str, int | None] = {"float32": 256, "bfloat16": None}
-"""The same without AVX-512: there PyTorch's products of bfloat16 are slower whatever their rows."""
+else PyTorch's products. bfloat16 weights go through tiles whatever their rows. Without AVX-512
+neither is faster, however many the rows."""
 
 
 def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
@@ -62,7 +61,7 @@ def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
 
 
 def _max_rows(dtype: str) -> int | None:
-    return (_MAX_ROWS_AVX2 if _is_avx2() else _MAX_ROWS)[dtype]
+    return None if _is_avx2() else _MAX_ROWS[dtype]
 
 
 def _is_avx2() -> bool:
