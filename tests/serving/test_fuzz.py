@@ -96,15 +96,15 @@ BODIES = {
 
 
 def bodies(url: str) -> Any:
-    """Requests of the right form, half of them with one field near its limits or far beyond."""
+    """Requests of the right form: a half has right values but for one field now and then, of the
+    others every value may be beyond its limits."""
     needed, optional = BODIES[url]
     fields = {**COMMON, **optional, **needed, "model": (st.just(MODEL), WORDS)}
     few = st.sets(st.sampled_from(sorted({**COMMON, **optional})), max_size=5)
 
-    def of(names: set[str]) -> Any:
-        return st.fixed_dictionaries(
-            {name: fields[name][0] for name in ["model", *needed, *sorted(names)]}
-        )
+    def of(names: set[str], which: int) -> Any:
+        chosen = {name: fields[name][which] for name in [*needed, *sorted(names)]}
+        return st.fixed_dictionaries({"model": st.just(MODEL), **chosen})
 
     def with_one_wrong(body: dict[str, Any]) -> Any:
         near = st.sampled_from(sorted(fields)).flatmap(
@@ -113,7 +113,7 @@ def bodies(url: str) -> Any:
         far = st.tuples(st.sampled_from(sorted(fields)) | st.text(max_size=5), ANYTHING)
         return st.just(body) | (near | far).map(lambda pair: {**body, pair[0]: pair[1]})
 
-    return few.flatmap(of).flatmap(with_one_wrong)
+    return few.flatmap(lambda names: of(names, 0).flatmap(with_one_wrong) | of(names, 1))
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def test_how_many_rows_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pins", [False, True])
-def test_without_avx512_they_take_prompts_of_any_length(
+def test_with_avx2_alone_they_take_prompts_of_any_length(
     pins: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "_is_avx2", lambda: True)

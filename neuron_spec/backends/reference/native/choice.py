@@ -18,7 +18,7 @@ Model = Literal["target", "draft"]
 
 _MAX_ROWS = {"float32": 64, "bfloat16": 12}
 """From about where on others are faster, as measured on a server's CPU: tiles where it has them,
-else PyTorch's products. bfloat16 weights go through tiles whatever their rows. Without AVX-512
+else PyTorch's products. bfloat16 weights go through tiles whatever their rows. With AVX2 alone
 neither is faster, however many the rows."""
 
 

@@ -1,7 +1,6 @@
 """Memory for weights, which every pass reads from end to end: in large pages where Linux has them.
 
-With pages of 4 KiB much of the time goes into finding them, and processors do not read ahead beyond
-one's end.
+Pages of 4 KiB have to be found one by one, and processors do not read ahead beyond one's end.
 """
 
 from __future__ import annotations
