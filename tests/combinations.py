@@ -11,7 +11,7 @@ import tiny
 import tiny_heads
 
 from neuron_spec.backends.base import GREEDY, Decoding, Speculator
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.checkpoints.prepare import prepare
 from neuron_spec.spec import BuildSpec
 from neuron_spec.spec.schema import METHODS_WITH_DYNAMIC_TREE, METHODS_WITH_TREE

@@ -18,13 +18,8 @@ from transformers.generation.logits_process import (
 )
 
 from neuron_spec.errors import RequestError
-from neuron_spec.sampling import (
-    SamplingParams,
-    adjusted_logits,
-    counts_after_drafts,
-    ends_forbidden,
-    probabilities,
-)
+from neuron_spec.sampling import adjusted_logits, counts_after_drafts, ends_forbidden, probabilities
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.trees import Tree
 
 # NxDI's recorded example: probabilities .4, .2, .15, .1, .05, .03, .03, .02 of ids 0 2 5 3 1 6 7 4.

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_spec.sampling import SamplingParams, probabilities, sample
+from neuron_spec.sampling import probabilities, sample
+from neuron_spec.sampling_params import SamplingParams
 
 
 @settings(deadline=None, max_examples=60)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from neuron_spec.errors import RequestError
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor

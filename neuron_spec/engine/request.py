@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from neuron_spec.backends.base import Decoding, Limits, check_options
 from neuron_spec.errors import RequestError
 from neuron_spec.grammars import Grammar
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 
 MAX_LOGPROBS = 20  # the OpenAI API's
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -85,12 +87,23 @@ class ModelTokenizer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
+    def make_ready(self) -> None:
+        """Read it if that is quickly done, so that the first text finds it there; what is wrong
+        with it is told then. For a thread beside the one that loads the weights."""
+        with suppress(Exception):
+            import_module("torch")  # leaves no other thread any time; reading weights does
+            _ = self._plain
+
     @cached_property
-    def _codec(self) -> Codec:
+    def _plain(self) -> Codec | None:
         from neuron_spec.engine.plain_tokenizer import open_plain
 
-        if (plain := open_plain(self._directory)) is not None:
-            return plain
+        return open_plain(self._directory)
+
+    @cached_property
+    def _codec(self) -> Codec:
+        if self._plain is not None:
+            return self._plain
         from neuron_spec.engine.transformers_tokenizer import TransformersTokenizer
 
         return TransformersTokenizer(self._directory)

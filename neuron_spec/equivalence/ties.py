@@ -87,7 +87,8 @@ def sampled_divergence(
     import torch
 
     from neuron_spec.rules.uniforms import SAMPLE_STREAM, uniform_at
-    from neuron_spec.sampling import SamplingParams, probabilities
+    from neuron_spec.sampling import probabilities
+    from neuron_spec.sampling_params import SamplingParams
 
     seeded, place = drawn
     uniform = float(uniform_at(torch.tensor(seeded.seed), torch.tensor(place), SAMPLE_STREAM))

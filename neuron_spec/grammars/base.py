@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from neuron_spec.trees import ROOT, Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Matcher(Protocol):
@@ -57,6 +57,8 @@ def node_masks(matcher: Matcher, tree: Tree, tokens: Sequence[int], vocab: int) 
     Args:
         tokens: [nodes - 1] ids; negative ones are no proposals.
     """
+    import torch
+
     allowed = torch.ones(tree.num_nodes, vocab, dtype=torch.bool)
     dead_ends: list[int] = []
 

@@ -7,14 +7,15 @@ import re
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from neuron_spec.errors import RequestError
 from neuron_spec.grammars.base import Grammar
 from neuron_spec.grammars.response_format import FIELD, SCHEMA_FIELD
 from neuron_spec.grammars.schema import MAX_CHARACTERS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COMPILE_TIMEOUT_S = 10.0
 MAX_COMPILES = 2

@@ -344,11 +344,15 @@ class ReferenceSpec(Section):
         "textbook, for debugging side by side.",
     )
 
+    @property
+    def wants_kernels(self) -> bool:
+        """Whether products go through the compiled kernels, where they can be compiled."""
+        return self.device == "cpu" and self.kernels == "auto" and self.dtype != "float16"
+
     @model_validator(mode="after")
     def _int8_is_for_kernels(self) -> ReferenceSpec:
         for name in ("target_weights", "draft_weights"):
-            has_kernels = self.device == "cpu" and self.kernels == "auto"
-            if getattr(self, name) == "int8" and not (has_kernels and self.dtype != "float16"):
+            if getattr(self, name) == "int8" and not self.wants_kernels:
                 raise ValueError(
                     f"reference.{name}: int8 needs the compiled kernels of a CPU: device = 'cpu', "
                     "kernels = 'auto', dtype 'float32' or 'bfloat16'"

@@ -16,16 +16,17 @@ from torch.nn import functional as F
 
 from neuron_spec import load_spec
 from neuron_spec.backends.base import Decoding, TokenLogprobs
-from neuron_spec.backends.reference import build as reference_build
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference import opening
+from neuron_spec.backends.reference.build import BACKEND
 from neuron_spec.backends.reference.linear import Linear
 from neuron_spec.backends.reference.native.choice import native_of
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.backends.reference.pin_check import PinCheck, machine
 from neuron_spec.backends.reference.pinned import PinnedShape, PinnedWindow
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.compiler import compile_model
 from neuron_spec.errors import BackendError, SpecError
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.spec import BuildSpec
 from neuron_spec.spec.guarantees import NUMERICS, PINNED_NUMERICS
 from neuron_spec.trees import Tree
@@ -410,11 +411,11 @@ def test_another_machine_checks_anew(
     runs: list[PinCheck] = []
     monkeypatch.setattr(PinCheck, "run", lambda check: runs.append(check))
     if change == "machine":
-        monkeypatch.setattr(reference_build, "machine", lambda device: "another")
+        monkeypatch.setattr(opening, "machine", lambda device: "another")
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + (change == "threads"))
     try:
-        reference_build.BACKEND.open(artifact)
+        BACKEND.open(artifact)
     finally:
         torch.set_num_threads(threads)
     assert len(runs) == (change is not None)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from neuron_spec.backends.reference.build import open_speculator
 from neuron_spec.backends.reference.cache import KVCache
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.backends.reference.prefixes import PrefixCache
 from neuron_spec.backends.reference.speculator import PREFILL_CHUNK_TOKENS, ReferenceSpeculator
 from neuron_spec.spec import BuildSpec

@@ -15,9 +15,9 @@ from recordings import Rerun
 from torch import Tensor
 
 from neuron_spec.backends.reference import recorded
-from neuron_spec.backends.reference.build import is_recorded
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import Target
+from neuron_spec.backends.reference.opening import is_recorded
 from neuron_spec.backends.reference.recorded import MAX_TOKENS, CudaGraphs
 from neuron_spec.backends.reference.scoring import branches_of
 from neuron_spec.spec import BuildSpec

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from neuron_spec.backends.reference.build import cache_length, open_speculator
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import Target
+from neuron_spec.backends.reference.opening import cache_length, open_speculator
 from neuron_spec.backends.reference.self_drafts import EarlyExit, MtpLayer
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.spec import BuildSpec

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from recordings import Rerun
 
 from neuron_spec.backends.base import Limits
-from neuron_spec.backends.reference import build
-from neuron_spec.backends.reference.build import BACKEND, cache_length, open_speculator
+from neuron_spec.backends.reference import opening
+from neuron_spec.backends.reference.build import BACKEND
+from neuron_spec.backends.reference.opening import cache_length, open_speculator
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.engine.session import Session
 from neuron_spec.errors import UserError
@@ -62,8 +63,8 @@ def speculator(
     if way != "recorded":
         return open_speculator(spec, GOLDEN / "target", directory)
     with (
-        mock.patch.object(build, "is_recorded", lambda spec: True),
-        mock.patch.object(build, "CudaGraphs", Rerun),
+        mock.patch.object(opening, "is_recorded", lambda spec: True),
+        mock.patch.object(opening, "CudaGraphs", Rerun),
     ):
         return open_speculator(spec, GOLDEN / "target", directory)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.bench.measure import measure_on_off
 from neuron_spec.bench.peers import PEERS
 from neuron_spec.bench.workload import WorkloadRow

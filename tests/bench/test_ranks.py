@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import WordTokenizer
 
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.backends.scripted import ScriptedSpeculator
 from neuron_spec.bench.ranks import RankCounts, measure_rank_rates
 from neuron_spec.bench.workload import WorkloadRow

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.bench.workload import WorkloadRow, read_workload
 from neuron_spec.checkpoints.prepare import prepare
 from neuron_spec.engine.session import Session

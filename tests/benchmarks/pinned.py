@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from neuron_spec.backends.base import Speculator
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.bench.workload import read_workload
 from neuron_spec.checkpoints.prepare import prepare
 from neuron_spec.engine.tokenizer import ModelTokenizer

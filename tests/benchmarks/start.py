@@ -5,13 +5,15 @@
 
 Everything runs in processes of its own, in turn, so that what else the machine does touches all of
 it; told are the median and the range. Times count from where the process is asked for, so they hold
-Python's own start. Files have been read before: the disk is not what is measured.
+Python's own start. Files have been read and compiled to bytecode before, as an installation does:
+neither is what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -87,8 +89,9 @@ def _times(artifact: str, repeats: int) -> dict[str, list[float]]:
 def _seconds(code: str, *arguments: str) -> float:
     """Until a new process writes its first line."""
     command = [sys.executable, "-c", code, *arguments]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     begun = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         line, seconds = process.stdout.readline(), time.perf_counter() - begun
         process.stdout.read()

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from neuron_spec.backends.reference.build import open_speculator
 from neuron_spec.backends.reference.models import HEADS
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.checkpoints import identify
 from neuron_spec.checkpoints.formats import eagle3
 from neuron_spec.checkpoints.plans.widening import widened

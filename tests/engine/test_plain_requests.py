@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_spec.backends.base import Limits, StepResult
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.backends.scripted import ScriptedSpeculator
 from neuron_spec.engine.draft_length import DraftLength
 from neuron_spec.engine.events import FinishEvent, TokenEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.engine.running import committed_by
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.spec import BuildSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"

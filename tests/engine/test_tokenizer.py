@@ -148,3 +148,19 @@ def test_bytes_of_single_tokens(target_directory: Path) -> None:
     fresh = ModelTokenizer(target_directory)
     assert fresh.token_bytes(tiny.CONFIG["vocab_size"]) == "né▁".encode()
     assert tokenizer.token_bytes(10**6) == b""  # an embedding may be padded beyond the tokenizer
+
+
+def test_made_ready_is_read_once(target_directory: Path) -> None:
+    expected = ModelTokenizer(target_directory).encode("né →")
+    tokenizer = ModelTokenizer(target_directory)
+    tokenizer.make_ready()
+    (target_directory / "tokenizer.json").unlink()
+    assert tokenizer.encode("né →") == expected
+
+
+def test_making_ready_leaves_what_is_wrong_to_the_first_text(target_directory: Path) -> None:
+    change_settings(target_directory, chat_template="{% for %}")
+    tokenizer = ModelTokenizer(target_directory)
+    tokenizer.make_ready()
+    with pytest.raises(RequestError, match="chat template"):
+        tokenizer.encode([{"role": "user", "content": "hi"}])

@@ -70,6 +70,13 @@ def test_a_session_needs_nothing_heavy_but_torch(folder: Path) -> None:
     assert "transformers" in run(GENERATE, str(folder / "slow.artifact"))
 
 
+def test_until_a_model_is_loaded_nothing_needs_torch() -> None:
+    """So that memory can be made ready while it is imported."""
+    opening = "neuron_spec.engine, neuron_spec.backends.reference.build"
+    code = f"import json, sys, {opening}; print(json.dumps('torch' in sys.modules))"
+    assert run(code) is False
+
+
 SERVE = """
 import json, sys, warnings
 from neuron_spec.artifacts import open_artifact

@@ -11,7 +11,7 @@ import torch
 from markov import MarkovSpeculator, chain_logits, near, session_of
 from torch import Tensor
 
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.checkpoints.prepare import prepare
 from neuron_spec.engine import Session

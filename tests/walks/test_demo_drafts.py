@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from neuron_spec import load_spec, prepare
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.bench.workload import read_workload
 from neuron_spec.checkpoints import identify
 from neuron_spec.engine import Session

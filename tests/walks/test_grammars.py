@@ -23,7 +23,8 @@ from neuron_spec.engine.events import FailEvent, FinishEvent
 from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.errors import RequestError
-from neuron_spec.sampling import SamplingParams, probabilities
+from neuron_spec.sampling import probabilities
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.spec.schema import METHODS_THAT_SAMPLE
 
 VOCAB, SMALL_VOCAB = 259, 4

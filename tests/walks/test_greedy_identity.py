@@ -11,7 +11,7 @@ from torch import Tensor
 
 from neuron_spec.backends.base import Decoding, Speculator, TokenLogprobs
 from neuron_spec.drafters import Choose, Proposal, choose_best
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.spec.schema import DRAFT_METHODS
 
 VOCAB = 24  # so small that random drafts are right now and then

@@ -17,7 +17,8 @@ from neuron_spec.backends.base import Decoding
 from neuron_spec.backends.reference.loading import Placement
 from neuron_spec.backends.reference.models import Target
 from neuron_spec.errors import RequestError
-from neuron_spec.sampling import SamplingParams, probabilities
+from neuron_spec.sampling import probabilities
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.spec.schema import METHODS_THAT_SAMPLE
 
 VOCAB = 4

@@ -8,7 +8,8 @@ from torch import Tensor
 from neuron_spec.backends.decisions.history import History, Rows
 from neuron_spec.grammars import allowed_after
 from neuron_spec.rules.uniforms import DRAFT_STREAM, uniform_at
-from neuron_spec.sampling import SamplingParams, best_ids, probabilities, sample
+from neuron_spec.sampling import best_ids, probabilities, sample
+from neuron_spec.sampling_params import SamplingParams
 
 
 class Draws:

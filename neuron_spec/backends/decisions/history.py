@@ -11,7 +11,8 @@ from torch import Tensor
 
 from neuron_spec.backends.base import GREEDY, Decoding
 from neuron_spec.grammars import Matcher, NodeMasks, node_masks
-from neuron_spec.sampling import SamplingParams, counts_after_drafts, ends_forbidden
+from neuron_spec.sampling import counts_after_drafts, ends_forbidden
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.trees import Tree
 
 

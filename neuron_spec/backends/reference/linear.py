@@ -89,15 +89,14 @@ class Linear:
     @cached_property
     def packed(self) -> Packed:
         """For the kernels; packed when it is first used."""
-        return self.packed_as(torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0])
+        return self.packed_as(are_gated=False)
 
-    def packed_as(self, whole: Tensor) -> Packed:
-        """The weights, joined to `whole`, for the kernels; here they are dropped unless something
+    def packed_as(self, *, are_gated: bool) -> Packed:
+        """The weights for the kernels, see `Kernels.pack`; here they are dropped unless something
         may still take them."""
         assert self._native is not None
-        native = self._native
-        packed = Packed.of(whole, self.bias, is_int8=native.is_int8, pages=native.pages)
-        if not native.keeps_weights:
+        packed = self._native.pack(self.parts, self.bias, are_gated=are_gated)
+        if not self._native.keeps_weights:
             self.parts = ()
         return packed
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from neuron_spec.backends.reference.cache import KVCache, Window
 from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.layers import NativeLayers
-from neuron_spec.backends.reference.native.packing import Packed, interleaved
+from neuron_spec.backends.reference.native.packing import Packed
 from neuron_spec.backends.reference.parameters import Parameters
 from neuron_spec.backends.reference.pinned import PinnedWindow
 from neuron_spec.backends.reference.recorded import FixedWindow, Record, RecordedPasses
@@ -100,11 +100,10 @@ class Layer:
     @cached_property
     def products(self) -> dict[str, Packed]:
         """Its products by their names in the kernels."""
-        gate, up = self.gate_up.parts
         return {
             "qkv": self.attention.qkv.packed,
             "output": self.attention.output.packed,
-            "gate_up": self.gate_up.packed_as(interleaved(gate, up)),
+            "gate_up": self.gate_up.packed_as(are_gated=True),
             "down": self.down.packed,
         }
 

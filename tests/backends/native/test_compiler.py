@@ -11,7 +11,6 @@ import torch
 
 from neuron_spec.backends.reference.native import choice, compiler
 from neuron_spec.backends.reference.native.choice import native_of
-from neuron_spec.backends.reference.native.packing import Packed
 from neuron_spec.errors import BackendError, UserError
 from neuron_spec.spec import BuildSpec
 
@@ -48,7 +47,7 @@ def test_they_do_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = compiler.kernels()  # tried out before it is kept
     assert not plain.has_tiles
     weight, x = torch.randn(40, 70).bfloat16(), torch.randn(90, 70)
-    for packed in (Packed.of(weight), Packed.of(weight.float())):
+    for packed in (plain.pack([weight]), plain.pack([weight.float()])):
         found = plain.linear(packed, x, is_wide=True)
         torch.testing.assert_close(found, x @ weight.float().T, atol=1e-4, rtol=1e-5)
 

@@ -56,10 +56,10 @@ def test_any_number_of_rows_is_of_the_rounded_weights(
     spec: BuildSpec, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt must not be read by another model than the one that answers."""
-    from neuron_spec.backends.reference.build import _placement
+    from neuron_spec.backends.reference.opening import placement_of
 
-    rounded = _placement(with_weights(spec, target_weights="int8"))
-    whole = _placement(spec)
+    rounded = placement_of(with_weights(spec, target_weights="int8"))
+    whole = placement_of(spec)
     assert choice.native_of(spec) == whole.native
     directory = prepare(spec).target
     ids = torch.arange(3, 3 + count)[None]

@@ -13,12 +13,8 @@ from torch import Tensor
 from neuron_spec.backends.reference.linear import Linear
 from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.compiler import kernels
-from neuron_spec.backends.reference.native.packing import (
-    Packed,
-    dequantized,
-    interleaved,
-    quantize,
-)
+from neuron_spec.backends.reference.native.packing import Packed, dequantized, quantize
+from neuron_spec.backends.reference.native.pages import LargePages
 from neuron_spec.sampling import best_ids
 
 KINDS = ("float32", "bfloat16", "int8")
@@ -48,7 +44,7 @@ def test_products_are_those_of_the_weights(
     weight, stands_for = weight_of(kind, out, width, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     x, bias = torch.randn(rows, width, generator=generator), torch.randn(out, generator=generator)
-    packed = Packed.of(weight, bias if biased else None, is_int8=kind == "int8")
+    packed = kernels().pack([weight], bias if biased else None, is_int8=kind == "int8")
     expected = x.double() @ stands_for.double().T + (bias.double() if biased else 0)
     found = kernels().linear(packed, x, is_wide=is_wide)
     torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=1e-5)
@@ -63,7 +59,7 @@ def test_wide_products_are_as_exact_as_pytorchs(kind: str) -> None:
     weight, _ = weight_of(kind, 320, 1536, 4)
     weight = (weight.float() / scales).to(weight.dtype)
     exact = x.double() @ weight.double().T
-    found = kernels().linear(Packed.of(weight), x, is_wide=True)
+    found = kernels().linear(kernels().pack([weight]), x, is_wide=True)
     pair = found, x @ weight.float().T
     error, theirs = ((y.double() - exact).square().mean().sqrt() for y in pair)
     assert error < 3 * theirs
@@ -77,7 +73,7 @@ def test_wide_products_are_as_exact_as_pytorchs(kind: str) -> None:
 def test_a_rows_bits_are_its_own(
     kind: str, threads: int, is_wide: bool, rows: int, width: int, out: int, data: st.DataObject
 ) -> None:
-    packed = Packed.of(weight_of(kind, out, width, 0)[0], is_int8=kind == "int8")
+    packed = kernels().pack([weight_of(kind, out, width, 0)[0]], is_int8=kind == "int8")
     x = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows))
     first = data.draw(st.integers(0, rows - 1))
     end = data.draw(st.integers(first + 1, rows))
@@ -107,7 +103,7 @@ def test_the_largest_are_those_of_the_products(
     x, bias = torch.randn(rows, width, generator=generator), torch.randn(out, generator=generator)
     if is_tied:  # of whole numbers many outputs are equal, and some are all negative
         weight, x, bias = weight.round(), x.round(), bias.round() - 100
-    packed = Packed.of(weight, bias if biased else None, is_int8=kind == "int8")
+    packed = kernels().pack([weight], bias if biased else None, is_int8=kind == "int8")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -119,7 +115,7 @@ def test_the_largest_are_those_of_the_products(
 
 
 def test_the_largest_of_what_are_no_numbers_is_an_output() -> None:
-    packed = Packed.of(torch.ones(20, 4))
+    packed = kernels().pack([torch.ones(20, 4)])
     x = torch.tensor([[float("nan")] * 4, [-float("inf")] * 4, [1.0] * 4])
     assert kernels().largest(packed, x).tolist() == [0, 0, 0]
 
@@ -136,10 +132,54 @@ def test_int8_is_off_by_half_a_step_at_most(out: int, width: int, scale: float, 
     assert bool((quantized.abs().amax(dim=1)[1:] == 127).all())
 
 
-def test_gate_and_up_take_turns() -> None:
-    gate, up = torch.full((20, 2), 1.0), torch.full((20, 2), 2.0)
-    rows = interleaved(gate, up)[:, 0].tolist()
-    assert rows == [1.0] * 16 + [2.0] * 16 + [1.0] * 4 + [0.0] * 12 + [2.0] * 4 + [0.0] * 12
+def unpacked(packed: Packed) -> Tensor:
+    """[panels, words, 16 x inputs a word] -> [outputs, inputs], padding and all."""
+    inputs_a_word = packed.data.shape[2] // 16
+    words = packed.data.unflatten(2, (16, inputs_a_word))
+    return words.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
+
+
+@pytest.mark.parametrize("in_pages", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(SIZES, min_size=1, max_size=4), width=WIDTHS, seed=st.integers(0, 9),
+    threads=st.integers(1, 3),
+)  # fmt: skip
+def test_packed_weights_are_the_weights(
+    kind: str, in_pages: bool, sizes: list[int], width: int, seed: int, threads: int
+) -> None:
+    parts = [weight_of(kind, out, width, seed + index)[0] for index, out in enumerate(sizes)]
+    pages = LargePages() if in_pages else None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        packed = kernels().pack(parts, is_int8=kind == "int8", pages=pages)
+    finally:
+        torch.set_num_threads(before)
+    whole = torch.cat(parts)
+    expected, scales = quantize(whole) if kind == "int8" else (whole, None)
+    assert (packed.numbers, packed.out_features, packed.in_features) == (kind, *whole.shape)
+    found = unpacked(packed)
+    assert torch.equal(found[: len(whole), :width], expected)
+    assert not found[len(whole) :].any() and not found[:, width:].any()
+    if scales is not None:
+        assert packed.scales is not None
+        assert torch.equal(packed.scales[: len(scales)], scales)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gate_and_up_take_turns(kind: str) -> None:
+    numbers = torch.arange(1.0, 41.0)[:, None].expand(40, 3)
+    gate, up = (part.to(weight_of(kind, 1, 1, 0)[0].dtype) for part in numbers.split(20))
+    packed = kernels().pack([gate, up], is_int8=kind == "int8", are_gated=True)
+    rows = unpacked(packed)[:, 0].float()
+    if packed.scales is not None:
+        rows *= packed.scales
+    first, second, zeros = range(1, 21), range(21, 41), [0] * 12
+    expected = [*first[:16], *second[:16], *first[16:], *zeros, *second[16:], *zeros]
+    torch.testing.assert_close(rows, torch.tensor(expected).float())
+    assert packed.out_features == 64
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])

@@ -22,7 +22,7 @@ from neuron_spec.backends.neuron.running.outputs import (
 )
 from neuron_spec.backends.neuron.running.sampler import DeviceSampler
 from neuron_spec.errors import BackendError
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.trees import Tree
 
 PATHS = st.lists(

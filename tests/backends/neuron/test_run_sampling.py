@@ -17,7 +17,7 @@ from neuron_spec.backends.reference.speculator import ReferenceSpeculator
 from neuron_spec.drafters import ChainDrafter
 from neuron_spec.engine.request import Request
 from neuron_spec.errors import RequestError
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 
 Open = Callable[..., Opened]
 REJECTION = {"verification": {"rule": "rejection"}}

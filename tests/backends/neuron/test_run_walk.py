@@ -13,7 +13,7 @@ from nxdi_double import Recorder
 from nxdi_double.forward import Emulation
 
 from neuron_spec.artifacts import open_artifact
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.bench.plan import plan_of, planned_line
 from neuron_spec.checkpoints import prepare
 from neuron_spec.cli.bench import run_bench

@@ -35,7 +35,8 @@ from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.rules import CHAIN_RULES, Uniforms
 from neuron_spec.rules.acceptance import residual
-from neuron_spec.sampling import SamplingParams, probabilities
+from neuron_spec.sampling import probabilities
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.trees import Tree
 
 PROMPT, LONGER, SHORTER = golden.PROMPTS

@@ -11,10 +11,10 @@ import pytest
 import tiny
 
 from neuron_spec.backends.base import Decoding, Speculator
-from neuron_spec.backends.reference.build import open_speculator
 from neuron_spec.backends.reference.nxdi.opening import buckets_of, sampling_of
 from neuron_spec.backends.reference.nxdi.sampler import Sampling
 from neuron_spec.backends.reference.nxdi.speculator import NxdiSpeculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.checkpoints.prepare import prepare
 from neuron_spec.compiler import compile_model
 from neuron_spec.engine import Session, load
@@ -23,7 +23,7 @@ from neuron_spec.engine.loop import DecodeLoop
 from neuron_spec.engine.request import Request
 from neuron_spec.equivalence.identity import compare_greedy
 from neuron_spec.errors import RequestError, SpecError
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.spec import BuildSpec, load_spec
 from neuron_spec.trees import Tree
 

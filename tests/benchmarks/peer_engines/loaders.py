@@ -24,7 +24,7 @@ CONTEXT = 1024
 
 def load_ours(settings: dict[str, Any]) -> Generate:
     from neuron_spec import load_spec, prepare
-    from neuron_spec.backends.reference.build import open_speculator
+    from neuron_spec.backends.reference.opening import open_speculator
     from neuron_spec.engine import Session
     from neuron_spec.engine.tokenizer import ModelTokenizer
 

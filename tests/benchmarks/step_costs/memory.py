@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 
-from neuron_spec.backends.reference.build import cache_length
 from neuron_spec.backends.reference.cache import KVCache
+from neuron_spec.backends.reference.opening import cache_length
 from neuron_spec.checkpoints.model_config import ModelConfig, read_config
 from step_costs.opening import Model
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tiny
 
-from neuron_spec.backends.reference.build import open_speculator
+from neuron_spec.backends.reference.opening import open_speculator
 from neuron_spec.bench.slices import rows_of
 from neuron_spec.bench.workload import WorkloadRow
 from neuron_spec.checkpoints.prepare import PreparedCheckpoint, prepare

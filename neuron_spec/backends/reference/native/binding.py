@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuron_spec.backends.reference.native.packing import NUMBERS, Packed
+from neuron_spec.backends.reference.native.packing import (
+    LANES,
+    NUMBERS,
+    Packed,
+    interleaved,
+    padded,
+    quantize,
+)
 from neuron_spec.backends.reference.native.pages import LargePages
 
 
@@ -71,15 +79,54 @@ class Kernels:
         self.path = path
         library = ctypes.CDLL(str(path))
         self._linear, self._layers = library.neuron_spec_linear, library.neuron_spec_layers
-        self._largest = library.neuron_spec_largest
-        self._linear.restype = self._layers.restype = self._largest.restype = None
+        self._largest, self._pack = library.neuron_spec_largest, library.neuron_spec_pack
+        for function in (self._linear, self._layers, self._largest, self._pack):
+            function.restype = None
         product = POINTER(Weights), c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p
         self._linear.argtypes = [*product, c_int64, c_int64]
         self._largest.argtypes = [*product, c_int64, c_int64, c_int64]
         self._layers.argtypes = [POINTER(Stack), POINTER(Pass)]
+        self._pack.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64]
         library.neuron_spec_has_tiles.restype = c_int64
         self.has_tiles = bool(library.neuron_spec_has_tiles())
         """Whether the processor multiplies tiles (AMX), and this process may let it."""
+
+    def pack(
+        self,
+        weights: Sequence[Tensor],
+        bias: Tensor | None = None,
+        *,
+        is_int8: bool = False,
+        are_gated: bool = False,
+        pages: LargePages | None = None,
+    ) -> Packed:
+        """Float32 or bfloat16 weights [out, in], which share inputs, as one.
+
+        Args:
+            weights: side by side; with `are_gated` 16 outputs of the first, 16 of the second, and
+                so on, for `layers`.
+            pages: in which memory.
+        """
+        quantized = [quantize(weight) for weight in weights] if is_int8 else []
+        stored = [whole for whole, _ in quantized] or [weight.contiguous() for weight in weights]
+        arrange = interleaved if are_gated else torch.cat
+        rows = padded(arrange([_addresses(weight) for weight in stored]))
+        in_features, dtype = stored[0].shape[1], stored[0].dtype
+        inputs_a_word = 2 if dtype == torch.bfloat16 else 1
+        shape = len(rows) // LANES, -(-in_features // inputs_a_word), LANES * inputs_a_word
+        empty = pages.empty if pages else torch.empty
+        data = empty(*shape, dtype=dtype)
+        row_bytes, word_bytes = in_features * dtype.itemsize, inputs_a_word * dtype.itemsize
+        threads = torch.get_num_threads()
+        self._pack(rows.data_ptr(), shape[0], row_bytes, word_bytes, data.data_ptr(), threads)
+        return Packed(
+            str(dtype).removeprefix("torch."),
+            data,
+            len(rows) if are_gated else sum(map(len, weights)),
+            in_features,
+            padded(arrange([scales for _, scales in quantized])) if quantized else None,
+            None if bias is None else bias.float().contiguous(),
+        )
 
     def linear(self, packed: Packed, x: Tensor, *, is_wide: bool = False) -> Tensor:
         """[rows, in] -> [rows, out], both float32 and contiguous.
@@ -114,9 +161,15 @@ class Kernels:
         x = torch.arange(2 * 5, dtype=torch.float32).view(2, 5) - 4
         expected = x @ weight.T
         return all(
-            torch.equal(self.linear(Packed.of(weight), x, is_wide=is_wide), expected)
+            torch.equal(self.linear(self.pack([weight]), x, is_wide=is_wide), expected)
             for is_wide in (False, True)
         )
+
+
+def _addresses(weight: Tensor) -> Tensor:
+    """[out, in] -> [out] int64: where each row is in memory."""
+    out_features, in_features = weight.shape
+    return weight.data_ptr() + torch.arange(out_features) * in_features * weight.element_size()
 
 
 def weights_of(packed: Packed | None) -> Weights:
@@ -158,6 +211,14 @@ class Native:
     is_int8: bool = False
     keeps_weights: bool = True
     pages: LargePages = field(default_factory=LargePages, compare=False)
+
+    def pack(
+        self, weights: Sequence[Tensor], bias: Tensor | None = None, *, are_gated: bool = False
+    ) -> Packed:
+        """See `Kernels.pack`."""
+        return self.kernels.pack(
+            weights, bias, is_int8=self.is_int8, are_gated=are_gated, pages=self.pages
+        )
 
     def takes(self, num_rows: int) -> bool:
         """Whether a product of so many rows is theirs."""

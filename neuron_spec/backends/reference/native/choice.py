@@ -9,6 +9,7 @@ import torch
 
 from neuron_spec.backends.reference.native.binding import Native
 from neuron_spec.backends.reference.native.compiler import kernels, path_of_kernels
+from neuron_spec.backends.reference.native.pages import LargePages
 from neuron_spec.errors import BackendError, UserError
 from neuron_spec.spec.schema import BuildSpec
 
@@ -22,17 +23,20 @@ else PyTorch's products. bfloat16 weights go through tiles whatever their rows. 
 neither is faster, however many the rows."""
 
 
-def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
+def native_of(
+    spec: BuildSpec, model: Model = "target", pages: LargePages | None = None
+) -> Native | None:
     """How the spec's target or draft goes through the kernels; None where PyTorch's operators run.
 
-    With pinned shapes every step of a decoder goes through them, however wide.
+    With pinned shapes every step of a decoder goes through them, however wide. Weights go into
+    `pages`.
 
     Raises:
         UserError: int8 weights of the target are wanted and the kernels cannot be had.
     """
     reference, shape = spec.reference, spec.shape
     is_int8 = "int8" in (reference.target_weights if model == "target" else reference.draft_weights)
-    if not _wants_kernels(spec):
+    if not reference.wants_kernels:
         return None
     try:
         compiled = kernels()
@@ -57,6 +61,7 @@ def native_of(spec: BuildSpec, model: Model = "target") -> Native | None:
         has_tiles=has_tiles,
         is_int8=is_int8,
         keeps_weights=pins or not takes_all,
+        pages=pages or LargePages(),
     )
 
 
@@ -70,10 +75,4 @@ def _is_avx2() -> bool:
 
 def is_to_compile(spec: BuildSpec) -> bool:
     """Whether the kernels are wanted and not there yet."""
-    return _wants_kernels(spec) and not path_of_kernels().is_file()
-
-
-def _wants_kernels(spec: BuildSpec) -> bool:
-    reference = spec.reference
-    is_eager = reference.kernels == "eager" or reference.dtype == "float16"
-    return reference.device == "cpu" and not is_eager
+    return spec.reference.wants_kernels and not path_of_kernels().is_file()

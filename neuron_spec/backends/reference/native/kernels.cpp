@@ -13,6 +13,7 @@
 #include "attention.hpp"
 #include "interface.hpp"
 #include "largest.hpp"
+#include "packing.hpp"
 #include "products.hpp"
 #include "prompts.hpp"
 #include "sharing.hpp"
@@ -266,9 +267,25 @@ void find_largest(const Weights& weights, const float* x, int64_t rows, int64_t 
     }
 }
 
+// to [panels][words][LANES].
+template <class Word>
+void pack(const char* const* rows, int64_t panels, int64_t bytes, Word* to, int64_t threads) {
+    int64_t words = (bytes + sizeof(Word) - 1) / sizeof(Word);
+#pragma omp parallel for num_threads(int(threads))
+    for (int64_t panel = 0; panel < panels; panel++)
+        pack_panel(rows + panel * LANES, bytes, to + panel * words * LANES);
+}
+
 }  // namespace
 
 extern "C" {
+
+// rows [panels x 16] of so many bytes, or null, to panels of words of 1 or 4 bytes.
+void neuron_spec_pack(const char* const* rows, int64_t panels, int64_t bytes, int64_t word_bytes, void* to,
+                      int64_t threads) {
+    if (word_bytes == 1) pack(rows, panels, bytes, static_cast<uint8_t*>(to), threads);
+    else pack(rows, panels, bytes, static_cast<uint32_t*>(to), threads);
+}
 
 // Whether wide products are faster than those of many rows elsewhere.
 int64_t neuron_spec_has_tiles() { return has_tiles(); }

@@ -1,14 +1,13 @@
-"""Weights as the kernels read them: panels of 16 outputs, [panel][in][16], padded with zeros."""
+"""What packed weights are, and int8's rounding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from neuron_spec.backends.reference.native.pages import LargePages
 
 LANES = 16
 NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}
@@ -18,10 +17,11 @@ _LARGEST = 127
 
 @dataclass(frozen=True)
 class Packed:
-    """One weight [out, in], packed.
+    """One weight [out, in], packed (`Kernels.pack`).
 
     Attributes:
         numbers: float32; int8; or bfloat16, of which two inputs of an output follow each other.
+        data: panels of 16 outputs, [panels, in, 16], padded with zeros.
         scales: of int8, one an output, float32.
         bias: [out] float32, or None.
     """
@@ -32,27 +32,6 @@ class Packed:
     in_features: int
     scales: Tensor | None = None
     bias: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        is_int8: bool = False,
-        pages: LargePages | None = None,
-    ) -> Packed:
-        """Pack a float32 or bfloat16 weight [out, in]; `pages`: in which memory."""
-        out_features, in_features = weight.shape
-        kept = None if bias is None else bias.float().contiguous()
-        if is_int8:
-            quantized, scales = quantize(weight)
-            scales = F.pad(scales, (0, -len(scales) % LANES)).contiguous()
-            return cls("int8", _words(quantized, 1, pages), out_features, in_features, scales, kept)
-        if weight.dtype == torch.bfloat16:
-            return cls("bfloat16", _words(weight, 2, pages), out_features, in_features, None, kept)
-        data = _words(weight.float(), 1, pages)
-        return cls("float32", data, out_features, in_features, None, kept)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,20 +50,11 @@ def dequantized(weight: Tensor) -> Tensor:
     return (quantized.float() * scales[:, None]).to(weight.dtype)
 
 
-def interleaved(gate: Tensor, up: Tensor) -> Tensor:
-    """[ffn, in] each -> [2 x padded ffn, in]: 16 outputs of one, 16 of the other, and so on."""
-    parts = [_padded(part, LANES).unflatten(0, (-1, LANES)) for part in (gate, up)]
-    return torch.stack(parts, dim=1).flatten(0, 2)
+def interleaved(parts: Sequence[Tensor]) -> Tensor:
+    """Two of [n] each -> [2 x padded n]: 16 items of one, 16 of the other, and so on."""
+    return torch.stack([padded(part).view(-1, LANES) for part in parts], dim=1).flatten()
 
 
-def _padded(weight: Tensor, outputs: int, inputs: int = 1) -> Tensor:
-    """Zeros up to whole multiples; a copy only where any are missing."""
-    missing = (0, -weight.shape[1] % inputs, 0, -len(weight) % outputs)
-    return F.pad(weight, missing) if any(missing) else weight
-
-
-def _words(weight: Tensor, inputs_a_word: int, pages: LargePages | None) -> Tensor:
-    """[out, in] -> [panels, in / inputs_a_word, 16, inputs_a_word]."""
-    padded = _padded(weight, LANES, inputs_a_word)
-    panels = padded.view(len(padded) // LANES, LANES, -1, inputs_a_word).transpose(1, 2)
-    return pages.copy(panels) if pages else panels.contiguous()
+def padded(items: Tensor) -> Tensor:
+    """[n] -> zeros up to whole panels."""
+    return F.pad(items, (0, -len(items) % LANES))

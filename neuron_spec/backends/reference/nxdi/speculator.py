@@ -18,7 +18,7 @@ from neuron_spec.backends.reference.nxdi import sampler
 from neuron_spec.backends.reference.nxdi.chance import Chance, drawn
 from neuron_spec.backends.reference.nxdi.graph import FREE_POSITION, GREEDY_PARAMS, Graph, Inputs
 from neuron_spec.errors import RequestError
-from neuron_spec.sampling import SamplingParams
+from neuron_spec.sampling_params import SamplingParams
 from neuron_spec.trees import Tree
 
 _KNOWN_OPTIONS = ("temperature", "top_k", "top_p", "seed")
