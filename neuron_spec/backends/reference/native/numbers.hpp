@@ -125,7 +125,11 @@ struct Int8Weights {
         return NativeInts(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #elif defined(__AVX2__)
         return NativeInts(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-#elif defined(__SSE2__) && !defined(__AVX__)
+#elif defined(__AVX__)
+        __m128i low = _mm_cvtepi8_epi32(_mm_cvtsi32_si128(read<int32_t>(from)));
+        __m128i high = _mm_cvtepi8_epi32(_mm_cvtsi32_si128(read<int32_t>(from + 4)));
+        return NativeInts(_mm256_insertf128_si256(_mm256_castsi128_si256(low), high, 1));
+#elif defined(__SSE2__)
         __m128i bytes = _mm_cvtsi32_si128(read<int32_t>(from));
         __m128i halves = _mm_unpacklo_epi8(bytes, bytes);
         return NativeInts(_mm_srai_epi32(_mm_unpacklo_epi16(halves, halves), 24));
