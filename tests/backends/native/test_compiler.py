@@ -39,17 +39,25 @@ def test_they_are_compiled_once_and_found_again(
     assert compiler.kernels().path == made
 
 
-def test_they_do_without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a processor without AMX, and where the compiler is too old for it."""
-    others = ("-mno-amx-bf16", "-mno-amx-tile") if compiler.kernels().has_tiles else ()
-    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, *others))
+@pytest.mark.parametrize("without", [["amx-bf16", "amx-tile"], ["avx512bf16"]])
+def test_they_do_without_wide_instructions(
+    without: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor that has fewer, and where the compiler is too old for them."""
+    has = {kind: compiler.kernels().has_wide(kind) for kind in ("float32", "bfloat16")}
+    is_to_lack = "float32" if "amx-tile" in without else "bfloat16"
+    if not has[is_to_lack] or (is_to_lack == "bfloat16" and has["float32"]):
+        pytest.skip("they do without them here")
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, *(f"-mno-{one}" for one in without)))
     compiler.kernels.cache_clear()
     plain = compiler.kernels()  # tried out before it is kept
-    assert not plain.has_tiles
+    assert not plain.has_wide(is_to_lack)
     weight, x = torch.randn(40, 70).bfloat16(), torch.randn(90, 70)
     for packed in (plain.pack([weight]), plain.pack([weight.float()])):
+        rounds = packed.numbers == "bfloat16" and plain.has_wide("bfloat16")
+        expected = (x.bfloat16().float() if rounds else x) @ weight.float().T
         found = plain.linear(packed, x, is_wide=True)
-        torch.testing.assert_close(found, x @ weight.float().T, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: object) -> None:
@@ -125,35 +133,29 @@ def test_where_they_do_not_run(reference: dict[str, str], monkeypatch: pytest.Mo
     assert native_of(spec_of(**reference)) is None
 
 
-def test_how_many_rows_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_is_avx2", lambda: False)
+@pytest.mark.parametrize("has_vectors", [False, True])
+@pytest.mark.parametrize("takes_wide", [False, True])
+def test_how_many_rows_they_take(
+    takes_wide: bool, has_vectors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_has_wide_vectors", lambda: has_vectors)
+    monkeypatch.setattr(compiler.Kernels, "has_wide", lambda *_: takes_wide)
+    takes_all, is_any_wide = takes_wide or has_vectors, takes_wide or not has_vectors
     draft = {"method": "ngram", "num_draft_tokens": 7}
     wide = {"target": {"model": "t"}, "draft": draft, "shape": {"batch_size": 32}}
     pinned = BuildSpec.model_validate({**wide, "verification": {"pin_shapes": True}})
     plain, rounded = native_of(spec_of(dtype="bfloat16")), native_of(spec_of(target_weights="int8"))
     whole = native_of(pinned)
     assert plain and rounded and whole
-    has_tiles = compiler.kernels().has_tiles
-    assert (plain.takes(12), plain.takes(13)) == (True, has_tiles)
-    assert (whole.takes(32 * 8), whole.takes(32 * 8 + 1)) == (True, has_tiles)
-    assert (whole.is_wide(32 * 8), whole.is_wide(32 * 8 + 1)) == (False, True)
+    for native, limit in ((plain, 64), (whole, 32 * 8)):
+        assert (native.takes(limit), native.takes(limit + 1)) == (True, takes_all)
+        assert (native.is_wide(limit), native.is_wide(limit + 1)) == (False, is_any_wide)
+    assert not rounded.is_wide(10_000)
     assert rounded.takes(10_000) and rounded.is_int8 and not whole.is_int8
     assert native_of(spec_of(draft_weights="int8"), "draft") == rounded
     assert not (native_of(spec_of(draft_weights="int8")) or rounded).is_int8
     kept = (plain.keeps_weights, rounded.keeps_weights, whole.keeps_weights)
-    assert kept == (not has_tiles, False, True)  # who else may take them
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("pins", [False, True])
-def test_with_avx2_alone_they_take_prompts_of_any_length(
-    pins: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice, "_is_avx2", lambda: True)
-    native = native_of(spec_of(dtype=dtype, pins=pins))
-    assert native
-    assert native.takes(10_000) and not native.is_wide(10_000)
-    assert native.keeps_weights == pins
+    assert kept == (not takes_all, False, True)  # who else may take them
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def placement(
 ) -> Placement:
     native = None
     if through is not None:
-        native = Native(kernels(), None if through == NARROW else 0, has_tiles=True)
+        native = Native(kernels(), None if through == NARROW else 0, takes_wide=True)
     return Placement(slots, length, dtype, CPU, native)
 
 

@@ -87,9 +87,13 @@ class Kernels:
         self._largest.argtypes = [*product, c_int64, c_int64, c_int64]
         self._layers.argtypes = [POINTER(Stack), POINTER(Pass)]
         self._pack.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64]
-        library.neuron_spec_has_tiles.restype = c_int64
-        self.has_tiles = bool(library.neuron_spec_has_tiles())
-        """Whether the processor multiplies tiles (AMX), and this process may let it."""
+        self._has_wide = library.neuron_spec_has_wide
+        self._has_wide.argtypes, self._has_wide.restype = [c_int64], c_int64
+
+    def has_wide(self, numbers: str) -> bool:
+        """Whether the processor has instructions for wide passes over such weights: it multiplies
+        tiles (AMX), and this process may let it, or pairs of bfloat16 (AVX512_BF16)."""
+        return bool(self._has_wide(NUMBERS[numbers]))
 
     def pack(
         self,
@@ -132,7 +136,8 @@ class Kernels:
         """[rows, in] -> [rows, out], both float32 and contiguous.
 
         Args:
-            is_wide: faster for many rows where `has_tiles`; float32 weights round otherwise then.
+            is_wide: faster for many rows where `has_wide`, and rounds otherwise then: of float32
+                weights in the last bits, beside bfloat16 weights x may be rounded to bfloat16.
         """
         y = x.new_empty(x.shape[0], packed.out_features)
         self._linear(*_product(packed, x, y), is_wide, torch.get_num_threads())
@@ -198,7 +203,7 @@ class Native:
     Attributes:
         max_rows: how many rows a product has at most so that a row's bits are its own whatever
             stands beside it; None is any number.
-        has_tiles: whether wider ones are theirs too, see `Kernels.has_tiles`.
+        takes_wide: whether wider ones are theirs too, see `Kernels.has_wide`.
         is_int8: whether weights are rounded to int8.
         keeps_weights: whether weights stay beside their packed form, because something else may
             still take them.
@@ -207,7 +212,7 @@ class Native:
 
     kernels: Kernels
     max_rows: int | None = None
-    has_tiles: bool = False
+    takes_wide: bool = False
     is_int8: bool = False
     keeps_weights: bool = True
     pages: LargePages = field(default_factory=LargePages, compare=False)
@@ -222,7 +227,7 @@ class Native:
 
     def takes(self, num_rows: int) -> bool:
         """Whether a product of so many rows is theirs."""
-        return self.has_tiles or not self.is_wide(num_rows)
+        return self.takes_wide or not self.is_wide(num_rows)
 
     def is_wide(self, num_rows: int) -> bool:
         """Whether so many rows are more than `max_rows`."""

@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 Model = Literal["target", "draft"]
 
-_MAX_ROWS = {"float32": 64, "bfloat16": 12}
-"""From about where on others are faster, as measured on a server's CPU: tiles where it has them,
-else PyTorch's products. bfloat16 weights go through tiles whatever their rows. With AVX2 alone
-neither is faster, however many the rows."""
+_MAX_ROWS = 64
+"""From about where on other ways are faster: the processor's instructions for wide passes where it
+has such, else PyTorch's products; but of those ours are as fast with AVX2 or AVX-512, however many
+the rows."""
 
 
 def native_of(
@@ -49,28 +49,24 @@ def native_of(
             ) from error
         logger.warning("PyTorch's operators are used, which is slower: %s", error)
         return None
-    max_rows = None if is_int8 else _max_rows(reference.dtype)
+    takes_wide = not is_int8 and compiled.has_wide(reference.dtype)
+    max_rows = _MAX_ROWS if takes_wide or not (is_int8 or _has_wide_vectors()) else None
     pins = spec.verification.pin_shapes
     if pins and max_rows is not None:
         max_rows = max(max_rows, shape.batch_size * (spec.num_draft_tokens + 1))
-    has_tiles = compiled.has_tiles and not is_int8
-    takes_all = has_tiles or max_rows is None
+    takes_all = takes_wide or max_rows is None
     return Native(
         compiled,
         max_rows,
-        has_tiles=has_tiles,
+        takes_wide=takes_wide,
         is_int8=is_int8,
         keeps_weights=pins or not takes_all,
         pages=pages or LargePages(),
     )
 
 
-def _max_rows(dtype: str) -> int | None:
-    return None if _is_avx2() else _MAX_ROWS[dtype]
-
-
-def _is_avx2() -> bool:
-    return torch.backends.cpu.get_cpu_capability() == "AVX2"
+def _has_wide_vectors() -> bool:
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def is_to_compile(spec: BuildSpec) -> bool:

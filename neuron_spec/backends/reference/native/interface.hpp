@@ -41,6 +41,6 @@ struct Pass {
     const int64_t* origins;    // [rows], of a tree: all its nodes see what lies before
     const uint8_t* sees;       // [rows, count, width]: whether entry origin + i is seen; null: a chain
     int64_t width;
-    int64_t wide;              // many rows: float32 products may go through tiles
+    int64_t wide;              // many rows: products may round otherwise, see `way_of`
 };
 }

@@ -6,7 +6,8 @@
 //
 // Weights are packed in panels of 16 outputs, which are read once from front to back. Activations are
 // float32 whatever the weights are. Where the processor has tiles (AMX), bfloat16 weights go through
-// them, and float32 ones in wide passes.
+// them, and float32 ones in wide passes. Where it multiplies pairs of bfloat16 (AVX512_BF16) bfloat16
+// weights do so in wide passes, with rows that are rounded to it, as PyTorch's products have them.
 
 #include <omp.h>
 
@@ -24,15 +25,15 @@ template <class W>
 W weights_of(const Weights& w);
 template <>
 Float32Weights weights_of(const Weights& w) {
-    return {static_cast<const float*>(w.data)};
+    return {{}, static_cast<const float*>(w.data)};
 }
 template <>
 BFloat16Weights weights_of(const Weights& w) {
-    return {static_cast<const uint32_t*>(w.data)};
+    return {{}, static_cast<const uint32_t*>(w.data)};
 }
 template <>
 Int8Weights weights_of(const Weights& w) {
-    return {static_cast<const int8_t*>(w.data), w.scales};
+    return {{}, static_cast<const int8_t*>(w.data), w.scales};
 }
 
 // What a thread of a pass has of its own.
@@ -44,10 +45,12 @@ struct Scratch {
     PromptDesk prompt_desk;
 };
 
-// Whether products go through tiles: those of bfloat16 weights always, so that a row's bits do not
-// depend on the rows beside it; those of float32 weights where that is wanted.
-bool is_tiled(int64_t numbers, int64_t wide) {
-    return has_tiles() && (numbers == BFLOAT16 || (numbers == FLOAT32 && wide));
+// How products are made. In tiles those of bfloat16 weights always are, so that a row's bits do not depend
+// on the rows beside it; what rounds otherwise is for wide passes.
+Way way_of(int64_t numbers, int64_t wide) {
+    if (has_tiles() && (numbers == BFLOAT16 || (numbers == FLOAT32 && wide))) return Way::TILES;
+    if (HAS_PAIRS && numbers == BFLOAT16 && wide) return Way::PAIRS;
+    return Way::INPUTS;
 }
 
 template <class W, class C>
@@ -60,8 +63,8 @@ class Run {
           mixed_width((stack.heads + 2 * stack.kv_heads) * dim),
           mixed(tokens * mixed_width), joined(tokens * stack.heads * dim), act(tokens * stack.ffn),
           attention(stack, pass, mixed.data(), mixed_width, joined.data()),
-          prompts(stack, pass, joined.data()), tiled(is_tiled(stack.weights, pass.wide)),
-          is_prompt(tiled && prompts.takes(pass)), shares(tiled && tokens > FEW),
+          prompts(stack, pass, joined.data()), way(way_of(stack.weights, pass.wide)),
+          is_prompt(way == Way::TILES && prompts.takes(pass)), shares(way == Way::TILES && tokens > FEW),
           work(stack.num_layers * PHASES, int(stack.threads)) {
         if (is_prompt) prompts.begin();
         else attention.begin();
@@ -73,7 +76,7 @@ class Run {
     }
 
     void thread(int me, int threads) {
-        TileScope scope(tiled, tokens);
+        TileScope scope(way == Way::TILES, tokens);
         Scratch<W, C> own;
         int64_t tap = 0;
         for (int64_t number = 0; number < s.num_layers; number++) {
@@ -120,7 +123,8 @@ class Run {
     std::vector<float> mixed, joined, act;  // of queries, keys, values; of heads; of the MLP
     Attention<C> attention;
     PromptAttention<C> prompts;
-    bool tiled, is_prompt;
+    Way way;
+    bool is_prompt;
     static constexpr int64_t FEW = 2 * TILE_ROWS;  // of so many rows a thread makes the tiles sooner than it waits
     bool shares;                                   // whether the threads make tiles of the inputs together
     TiledRows common[4];                           // of a layer's products, in their order
@@ -130,7 +134,7 @@ class Run {
 
     // Makes x [tokens, in] the inputs of product `number` of a layer.
     void take(int number, const float* x, int64_t in, Scratch<W, C>& own, int64_t phase, int me, int threads) {
-        if (!shares) return own.inputs.set(x, tokens, in, tiled);
+        if (!shares) return own.inputs.set(x, tokens, in, way);
         while (auto piece = work.take(phase, tokens, me, TILE_ROWS))
             for (int64_t t = piece.begin; t < piece.end; t++) common[number].set_row(t, x + t * in, in);
         barrier.wait(threads);
@@ -143,7 +147,7 @@ class Run {
         own.normed.resize(shares ? in : tokens * in);
         if (!shares) {
             for (int64_t t = 0; t < tokens; t++) norm_row(t, own.normed.data() + t * in);
-            return own.inputs.set(own.normed.data(), tokens, in, tiled);
+            return own.inputs.set(own.normed.data(), tokens, in, way);
         }
         while (auto piece = work.take(phase, tokens, me, TILE_ROWS))
             for (int64_t t = piece.begin; t < piece.end; t++) {
@@ -228,14 +232,14 @@ void run(const Stack& stack, const Pass& pass) {
 
 template <class W>
 void multiply(const Weights& weights, const float* x, int64_t rows, int64_t in, int64_t out, float* y,
-              bool tiled, int64_t threads) {
+              Way way, int64_t threads) {
     W w = weights_of<W>(weights);
     Work work(1, int(threads));
 #pragma omp parallel num_threads(int(threads))
     {
-        TileScope scope(tiled, rows);
+        TileScope scope(way == Way::TILES, rows);
         Inputs<W> inputs;
-        inputs.set(x, rows, in, tiled);
+        inputs.set(x, rows, in, way);
         product(w, weights.bias, inputs, out, y, false, work, 0, omp_get_thread_num());
     }
 }
@@ -243,16 +247,16 @@ void multiply(const Weights& weights, const float* x, int64_t rows, int64_t in, 
 // ids [rows]: the largest output's; 0 where there is none, among numbers that are none.
 template <class W>
 void find_largest(const Weights& weights, const float* x, int64_t rows, int64_t in, int64_t out, int64_t* ids,
-                  bool rounds, bool tiled, int64_t threads) {
+                  bool rounds, Way way, int64_t threads) {
     W w = weights_of<W>(weights);
     Work work(1, int(threads));
     std::vector<Largest> seen(threads, Largest(rows, rounds));
 #pragma omp parallel num_threads(int(threads))
     {
         int me = omp_get_thread_num();
-        TileScope scope(tiled, rows);
+        TileScope scope(way == Way::TILES, rows);
         Inputs<W> inputs;
-        inputs.set(x, rows, in, tiled);
+        inputs.set(x, rows, in, way);
         while (auto piece = work.take(0, num_panels(out), me, 2)) {
             inputs.multiply(w, piece.begin, int(piece.end - piece.begin));
             for (int64_t p = piece.begin; p < piece.end; p++)
@@ -287,26 +291,26 @@ void neuron_spec_pack(const char* const* rows, int64_t panels, int64_t bytes, in
     else pack(rows, panels, bytes, static_cast<uint32_t*>(to), threads);
 }
 
-// Whether wide products are faster than those of many rows elsewhere.
-int64_t neuron_spec_has_tiles() { return has_tiles(); }
+// Whether wide passes over such weights go another way, faster than that of any number of rows.
+int64_t neuron_spec_has_wide(int64_t numbers) { return way_of(numbers, true) != Way::INPUTS; }
 
 // x [rows, in] -> y [rows, out].
 void neuron_spec_linear(const Weights* weights, int64_t numbers, const float* x, int64_t rows, int64_t in,
                         int64_t out, float* y, int64_t wide, int64_t threads) {
-    bool tiled = is_tiled(numbers, wide);
-    if (numbers == FLOAT32) multiply<Float32Weights>(*weights, x, rows, in, out, y, tiled, threads);
-    else if (numbers == BFLOAT16) multiply<BFloat16Weights>(*weights, x, rows, in, out, y, tiled, threads);
-    else multiply<Int8Weights>(*weights, x, rows, in, out, y, tiled, threads);
+    Way way = way_of(numbers, wide);
+    if (numbers == FLOAT32) multiply<Float32Weights>(*weights, x, rows, in, out, y, way, threads);
+    else if (numbers == BFLOAT16) multiply<BFloat16Weights>(*weights, x, rows, in, out, y, way, threads);
+    else multiply<Int8Weights>(*weights, x, rows, in, out, y, way, threads);
 }
 
 // x [rows, in] -> ids [rows] of the largest outputs, as bfloat16 numbers if `rounds`.
 void neuron_spec_largest(const Weights* weights, int64_t numbers, const float* x, int64_t rows, int64_t in,
                          int64_t out, int64_t* ids, int64_t rounds, int64_t wide, int64_t threads) {
-    bool tiled = is_tiled(numbers, wide);
-    if (numbers == FLOAT32) find_largest<Float32Weights>(*weights, x, rows, in, out, ids, rounds, tiled, threads);
+    Way way = way_of(numbers, wide);
+    if (numbers == FLOAT32) find_largest<Float32Weights>(*weights, x, rows, in, out, ids, rounds, way, threads);
     else if (numbers == BFLOAT16)
-        find_largest<BFloat16Weights>(*weights, x, rows, in, out, ids, rounds, tiled, threads);
-    else find_largest<Int8Weights>(*weights, x, rows, in, out, ids, rounds, tiled, threads);
+        find_largest<BFloat16Weights>(*weights, x, rows, in, out, ids, rounds, way, threads);
+    else find_largest<Int8Weights>(*weights, x, rows, in, out, ids, rounds, way, threads);
 }
 
 // The layers, keys and values into the caches.

@@ -9,6 +9,9 @@
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#define NEURON_SPEC_PAIRS
+#endif
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))  // in the innermost loop
 
@@ -89,8 +92,14 @@ ALWAYS_INLINE V exponential(V x) {
 
 // ---- Stored numbers ------------------------------------------------------------------------------
 
+// What a row's inputs are multiplied as, one at a time.
+struct FloatInputs {
+    typedef float Input;
+    ALWAYS_INLINE static void add(Native& sum, Native weights, float input) { sum += weights * input; }
+};
+
 // Weights of 16 outputs for input i, a piece of them at a time.
-struct Float32Weights {
+struct Float32Weights : FloatInputs {
     const float* data;
     static constexpr int64_t panel_words(int64_t in) { return in * LANES; }
     ALWAYS_INLINE static Native one(const float* panel, int64_t i, int piece) {
@@ -101,7 +110,7 @@ struct Float32Weights {
 };
 
 // A word has inputs i (low half) and i + 1 of one output: a shift or a mask makes a float32.
-struct BFloat16Weights {
+struct BFloat16Weights : FloatInputs {
     const uint32_t* data;
     static constexpr int64_t panel_words(int64_t in) { return (in + 1) / 2 * LANES; }
     ALWAYS_INLINE static Native one(const uint32_t* panel, int64_t i, int piece) {
@@ -112,8 +121,39 @@ struct BFloat16Weights {
     static constexpr int PARTS = 1;  // see tiles.hpp
 };
 
+#ifdef NEURON_SPEC_PAIRS
+
+// The same words, and rows of such words: inputs are rounded to bfloat16, and two are multiplied at a time.
+struct BFloat16Pairs {
+    const uint32_t* data;
+    typedef uint32_t Input;
+    ALWAYS_INLINE static void add(Native& sum, Native weights, uint32_t inputs) {
+        sum = Native(_mm512_dpbf16_ps(__m512(sum), cast<__m512bh>(weights), cast<__m512bh>(NativeWords{} + inputs)));
+    }
+    static constexpr int64_t panel_words(int64_t in) { return in * LANES; }  // of pairs
+    ALWAYS_INLINE static Native one(const uint32_t* panel, int64_t i, int piece) {
+        return read<Native>(panel + i * LANES + piece * NATIVE);
+    }
+    static constexpr bool IS_SCALED = false;
+};
+
+// x [in] -> to [(in + 1) / 2]
+inline void put_pairs(const float* x, int64_t in, uint32_t* to) {
+    int64_t i = 0;
+    for (; i + LANES <= in; i += LANES) {
+        auto halves = cast<__m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(x + i)));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i / 2), halves);
+    }
+    if (i == in) return;
+    auto few = __mmask16((1u << (in - i)) - 1u);
+    auto halves = cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(few, x + i)));
+    std::memcpy(to + i / 2, &halves, (in - i + 1) / 2 * sizeof(uint32_t));
+}
+
+#endif
+
 // The scale of an output comes after the sum.
-struct Int8Weights {
+struct Int8Weights : FloatInputs {
     const int8_t* data;
     const float* scales;
     static constexpr int64_t panel_words(int64_t in) { return in * LANES; }

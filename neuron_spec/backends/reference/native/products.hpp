@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "numbers.hpp"
 #include "sharing.hpp"
 #include "tiles.hpp"
@@ -29,13 +31,13 @@ struct RowSums {
 
 // Adds input i, which is `s` more than a multiple of `AT_ONCE`.
 template <int ROWS, class W, class Word>
-ALWAYS_INLINE void add_input(const Word* panel, const float* x, int64_t in, int64_t i, int s, Sums<ROWS>& sums) {
+ALWAYS_INLINE void add_input(const Word* panel, const typename W::Input* x, int64_t in, int64_t i, int s, Sums<ROWS>& sums) {
     Native weights[PIECES];
     for (int p = 0; p < PIECES; p++) weights[p] = W::one(panel + W::panel_words(i), s, p);
 #pragma GCC unroll 16  // or sums of many rows stay in memory
     for (int r = 0; r < ROWS; r++) {
-        float input = x[r * in + i + s];
-        for (int p = 0; p < PIECES; p++) sums[r][s % SUMS][p] += weights[p] * input;
+        typename W::Input input = x[r * in + i + s];
+        for (int p = 0; p < PIECES; p++) W::add(sums[r][s % SUMS][p], weights[p], input);
     }
 }
 
@@ -53,7 +55,7 @@ struct Stretch {
 // Adds a stretch of inputs to the sums of a block of rows. Where it is the only block it reads a little ahead;
 // of several each reads a share of the next stretch, for else memory would rest in all but the first.
 template <int ROWS, bool IS_ONLY, class W, class Word>
-inline void add_stretch(const Word* panel, const float* x, int64_t in, Stretch at, RowSums* kept) {
+inline void add_stretch(const Word* panel, const typename W::Input* x, int64_t in, Stretch at, RowSums* kept) {
     constexpr int64_t STEP = W::panel_words(AT_ONCE) * sizeof(Word);
     Sums<ROWS> sums = {};
     int64_t i = at.begin, until_next = 0;
@@ -75,7 +77,7 @@ inline void add_stretch(const Word* panel, const float* x, int64_t in, Stretch a
 }
 
 template <int ROWS, bool IS_ONLY, class W, class Word>
-inline void few_rows(int64_t rows, const Word* panel, const float* x, int64_t in, Stretch at, RowSums* kept) {
+inline void few_rows(int64_t rows, const Word* panel, const typename W::Input* x, int64_t in, Stretch at, RowSums* kept) {
     if constexpr (ROWS > (IS_ONLY ? 1 : (BLOCK + 1) / 2)) {
         if (rows < ROWS) return few_rows<ROWS - 1, IS_ONLY, W>(rows, panel, x, in, at, kept);
     }
@@ -84,7 +86,7 @@ inline void few_rows(int64_t rows, const Word* panel, const float* x, int64_t in
 
 // One panel of any number of rows, x [rows, in] -> out [rows]; `kept` [rows] is for their sums.
 template <class W, class Word>
-inline void all_rows(int64_t rows, const Word* panel, const float* x, int64_t in, RowSums* kept, Vec* out) {
+inline void all_rows(int64_t rows, const Word* panel, const typename W::Input* x, int64_t in, RowSums* kept, Vec* out) {
     if (rows <= BLOCK) {
         few_rows<BLOCK, true, W>(rows, panel, x, in, {0, in, 0, 1}, kept);
     } else {
@@ -109,7 +111,7 @@ inline void all_rows(int64_t rows, const Word* panel, const float* x, int64_t in
 
 // One panel of all rows, x [rows, in] -> out [rows].
 template <class W>
-void panel_of(const W& w, int64_t number, const float* x, int64_t rows, int64_t in, RowSums* kept, Vec* out) {
+void panel_of(const W& w, int64_t number, const typename W::Input* x, int64_t rows, int64_t in, RowSums* kept, Vec* out) {
     const auto* panel = w.data + number * W::panel_words(in);
     all_rows<W>(rows, panel, x, in, kept, out);
     if constexpr (W::IS_SCALED) {
@@ -118,19 +120,35 @@ void panel_of(const W& w, int64_t number, const float* x, int64_t rows, int64_t 
     }
 }
 
+// How products are made: one input after the other, two at a time of bfloat16 numbers, or in tiles.
+enum class Way { INPUTS, PAIRS, TILES };
+
+#ifdef NEURON_SPEC_PAIRS
+constexpr bool HAS_PAIRS = true;
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+
 // What panels are multiplied with, in the form they take it in; what it is made in is kept.
 template <class W>
 class Inputs {
    public:
-    // x [rows, in], which has to live on; `tiled`: through tiles, where the weights can and there are any.
-    void set(const float* x, int64_t rows, int64_t in, bool tiled) {
+    // x [rows, in], which has to live on; the way has to be one that there is.
+    void set(const float* x, int64_t rows, int64_t in, Way way) {
         this->x = x, this->rows = rows, this->in = in;
         kept.resize(rows);
         for (auto& each : sums) each.resize(num_tiles(rows, TILE_ROWS) * TILE_ROWS);
 #ifdef NEURON_SPEC_TILES
-        is_tiled = tiled && !W::IS_SCALED;
+        is_tiled = way == Way::TILES;
         if (is_tiled) own.set(x, rows, in);
         tiles = &own;
+#endif
+#ifdef NEURON_SPEC_PAIRS
+        are_pairs = way == Way::PAIRS;
+        if (!are_pairs) return;
+        words = (in + 1) / 2;
+        pairs.resize(rows * words);
+        for (int64_t r = 0; r < rows; r++) put_pairs(x + r * in, in, pairs.data() + r * words);
 #endif
     }
 
@@ -153,7 +171,11 @@ class Inputs {
         if constexpr (!W::IS_SCALED)
             if (is_tiled) return tiles->template multiply<PARTS, W::PARTS>(panels.of(w, number, count, in), count, out);
 #endif
-        for (int n = 0; n < count; n++) panel_of(w, number + n, x, rows, in, kept.data(), out[n]);
+#ifdef NEURON_SPEC_PAIRS
+        if constexpr (std::is_same_v<W, BFloat16Weights>)
+            if (are_pairs) return panels_of(BFloat16Pairs{w.data}, number, count, pairs.data(), words, out);
+#endif
+        panels_of(w, number, count, x, in, out);
     }
 
     const Vec* of(int panel) const { return sums[panel].data(); }
@@ -169,6 +191,16 @@ class Inputs {
     const TiledRows* tiles = nullptr;
     PanelTiles panels;
 #endif
+#ifdef NEURON_SPEC_PAIRS
+    bool are_pairs = false;
+    int64_t words = 0;            // of a row
+    std::vector<uint32_t> pairs;  // [rows, words]
+#endif
+
+    template <class Some>
+    void panels_of(const Some& w, int64_t number, int count, const typename Some::Input* x, int64_t in, Vec* const* out) {
+        for (int n = 0; n < count; n++) panel_of(w, number + n, x, rows, in, kept.data(), out[n]);
+    }
 };
 
 inline int64_t num_panels(int64_t out) { return (out + LANES - 1) / LANES; }
