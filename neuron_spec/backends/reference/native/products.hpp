@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <unistd.h>
+
 #include <type_traits>
 
 #include "numbers.hpp"
@@ -19,8 +21,18 @@ constexpr int BLOCK = 6;
 constexpr int BLOCK = 2;
 #endif
 constexpr int AT_ONCE = 4;         // inputs that are read together
-constexpr int64_t AHEAD = 4096;    // bytes: the hardware's own prefetching stops where a page ends
 constexpr int64_t STRETCH = 768;   // inputs; with the next stretch's they stay near the core
+
+// Bytes to read ahead: the hardware's own prefetching stops where a page ends. As many as leave the nearest
+// cache room for rows and for what is being read.
+inline int64_t bytes_ahead() {
+    int64_t cache = 0;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    static const int64_t found = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    cache = found;
+#endif
+    return std::max<int64_t>(cache / 3, 8192);
+}
 
 template <int ROWS>
 using Sums = Native[ROWS][SUMS][PIECES];
@@ -58,13 +70,13 @@ template <int ROWS, bool IS_ONLY, class W, class Word>
 inline void add_stretch(const Word* panel, const typename W::Input* x, int64_t in, Stretch at, RowSums* kept) {
     constexpr int64_t STEP = W::panel_words(AT_ONCE) * sizeof(Word);
     Sums<ROWS> sums = {};
-    int64_t i = at.begin, until_next = 0;
+    int64_t i = at.begin, until_next = 0, ahead = bytes_ahead();
     if (!IS_ONLY && i > 0) std::memcpy(sums, kept, sizeof sums);
     int64_t bytes = W::panel_words(at.end - i) * int64_t(sizeof(Word));
     const char* next = reinterpret_cast<const char*>(panel + W::panel_words(i)) + bytes + bytes * at.block / at.blocks;
     for (; i + AT_ONCE <= at.end; i += AT_ONCE) {
         if (IS_ONLY) {
-            read_ahead<STEP>(reinterpret_cast<const char*>(panel + W::panel_words(i)) + AHEAD);
+            read_ahead<STEP>(reinterpret_cast<const char*>(panel + W::panel_words(i)) + ahead);
         } else if (until_next-- == 0) {
             read_ahead<STEP>(next);
             next += STEP, until_next = at.blocks - 1;
