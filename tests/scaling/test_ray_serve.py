@@ -7,8 +7,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -172,15 +173,8 @@ def _load_with_a_kill(two: Program, client: OpenAI) -> tuple[list[Outcome], list
         return prompt, answer.choices[0].text
 
     is_over = threading.Event()
-
-    def streams_of(prompt: str) -> list[Outcome]:
-        outcomes = []
-        while not is_over.is_set():
-            outcomes.append(ask(two.url, prompt, LONG, stream=True))
-        return outcomes
-
     with ThreadPoolExecutor(16) as clients:
-        streams = [clients.submit(streams_of, prompt) for prompt in PROMPTS[:6]]
+        streams = _streams_until(is_over, two.url, clients)
         try:
             wait_until(lambda: _all_busy(two.url), timeout_s=60)
             wholes = [clients.submit(whole, prompt) for prompt in PROMPTS]
@@ -189,6 +183,20 @@ def _load_with_a_kill(two: Program, client: OpenAI) -> tuple[list[Outcome], list
             is_over.set()
         outcomes = [outcome for job in streams for outcome in job.result()]
         return outcomes, [job.result() for job in wholes]
+
+
+def _streams_until(
+    is_over: threading.Event, url: str, clients: ThreadPoolExecutor
+) -> list[Future[list[Outcome]]]:
+    """Take every slot again and again, and leave the proxy free to tell so."""
+
+    def streams_of(prompt: str) -> list[Outcome]:
+        outcomes = []
+        while not is_over.is_set():
+            outcomes.append(ask(url, prompt, LONG, stream=True))
+        return outcomes
+
+    return [clients.submit(streams_of, prompt) for prompt in PROMPTS[:6]]
 
 
 def _all_busy(url: str) -> bool:
@@ -200,24 +208,27 @@ def test_sigterm_lets_what_runs_end_and_leaves_nothing(
     two: Program, expected_many: dict[str, str], expected_long: dict[str, str]
 ) -> None:
     """The last test of this program: it ends."""
-    started = fleet.below(two.process.pid)
+    started, is_over = fleet.below(two.process.pid), threading.Event()
     with ThreadPoolExecutor(100) as clients:
-
-        def submit(prompts: Iterable[str], num_tokens: int) -> list[Future[Outcome]]:
-            return [clients.submit(ask, two.url, p, num_tokens, stream=True) for p in prompts]
-
-        first = submit(PROMPTS[:6], LONG)  # take every slot and leave the proxy free to tell so
-        wait_until(lambda: _all_busy(two.url), timeout_s=60)
-        later = submit(PROMPTS * 11, MANY_TOKENS)  # wait at the proxy
+        first = _streams_until(is_over, two.url, clients)
+        try:
+            wait_until(lambda: _all_busy(two.url), timeout_s=60)
+        finally:
+            is_over.set()
+        later = [  # wait at the proxy
+            clients.submit(ask, two.url, prompt, MANY_TOKENS, stream=True)
+            for prompt in PROMPTS * 11
+        ]
         two.process.terminate()
         two.wait_for("draining")
         refusal = ask(two.url, "abc", 3, stream=False)
-        ran, waited = ([job.result() for job in jobs] for jobs in (first, later))
-    for outcomes, expected in ((ran, expected_long), (waited, expected_many)):
-        for outcome in outcomes:
-            check(outcome, expected)
-    assert [outcome.status for outcome in ran].count(200) >= 4  # those that had a slot
-    assert {outcome.status for outcome in ran + waited} <= {200, 503}
+        ran, waited = [job.result() for job in first], [job.result() for job in later]
+    for outcome in chain(*ran):
+        check(outcome, expected_long)
+    for outcome in waited:
+        check(outcome, expected_many)
+    assert [outcomes[-1].status for outcomes in ran].count(200) >= 4  # those that had a slot
+    assert {outcome.status for outcome in (*chain(*ran), *waited)} <= {200, 503}
     assert refusal.status == 503
     assert "retry-after" in refusal.headers
     assert two.process.wait(60) == 0
