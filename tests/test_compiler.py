@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_the_manifest_is_complete(compiled: Artifact, spec: BuildSpec, tmp_path:
     age = datetime.now(timezone.utc) - datetime.fromisoformat(manifest.created_at)
     assert 0 <= age.total_seconds() < 600
     assert manifest.libraries == {
-        "torch": torch.__version__, "python": platform.python_version(),
+        "torch": metadata.version("torch"), "python": platform.python_version(),
     }  # fmt: skip
     assert [vars(claim) for claim in claims_of(spec.verification)] == [
         claim.model_dump() for claim in manifest.claims
@@ -216,7 +217,18 @@ def test_another_library_is_named(
     compiled: Artifact, spec: BuildSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReferenceBackend, "libraries", lambda self: {"torch": "0.1"})
-    assert reason_of(spec) == (False, f"torch {torch.__version__} -> 0.1 changed")
+    assert reason_of(spec) == (False, f"torch {metadata.version('torch')} -> 0.1 changed")
+
+
+def test_a_suffix_of_pytorchs_own_version_changes_nothing(
+    spec: BuildSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install torch` on Linux: the package is 2.13.0, `torch.__version__` 2.13.0+cu130."""
+    monkeypatch.setattr(torch, "__version__", metadata.version("torch").split("+")[0] + "+cu130")
+    prepare(spec)
+    assert open_artifact(compile_model(spec).directory).manifest.libraries["torch"] == (
+        metadata.version("torch")
+    )
 
 
 def test_an_artifact_of_other_libraries_is_kept_by_compile_there_only(
@@ -227,7 +239,7 @@ def test_an_artifact_of_other_libraries_is_kept_by_compile_there_only(
     path.write_text(json.dumps({**data, "libraries": {"torch": "0.1", "python": "3.1"}}))
     with pytest.raises(ArtifactError, match=r"torch: .*, compiled with 0\.1"):
         open_artifact(compiled.directory)
-    assert reason_of(spec) == (False, f"torch 0.1 -> {torch.__version__} changed")
+    assert reason_of(spec) == (False, f"torch 0.1 -> {metadata.version('torch')} changed")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
@@ -198,7 +199,7 @@ def test_limits_and_cache_room_come_from_the_spec() -> None:
     limits = Limits.of(spec)
     assert (limits.batch_size, limits.num_draft_tokens) == (3, 4)
     assert cache_length(spec) >= limits.max_total_tokens + limits.num_draft_tokens + 1
-    assert BACKEND.libraries() == {"torch": torch.__version__}
+    assert BACKEND.libraries() == {"torch": metadata.version("torch")}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,9 +103,11 @@ def test_running_requests_step_between_the_pieces_of_a_long_prompt() -> None:
     assert speculator.num_taken == 0
 
 
-def test_prompts_are_begun_in_the_order_they_came() -> None:
+def test_prompts_are_begun_in_the_order_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [prompt_of(250, first=first) for first in (3, 4, 5, 6)]
     speculator = InPieces(*prompts)
+    clock = SimpleNamespace(perf_counter=lambda: 1.0 + len(speculator.calls))
+    monkeypatch.setattr("neuron_spec.engine.loop.time", clock)
     loop = loop_of(speculator)
     for prompt in prompts:
         loop.submit(Request(prompt, max_new_tokens=3))
@@ -115,6 +118,7 @@ def test_prompts_are_begun_in_the_order_they_came() -> None:
     finished = [event for event in events if isinstance(event, FinishEvent)]
     waits = [event.timing.queued_s for event in sorted(finished, key=lambda e: e.request_id)]
     assert waits == sorted(waits)
+    assert waits[0] == 0 < waits[1] < waits[3]
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from neuron_spec.artifacts import Artifact
+from neuron_spec.artifacts import Artifact, installed_version
 from neuron_spec.backends.base import Speculator
 from neuron_spec.backends.builds import BuildPreview
 from neuron_spec.backends.reference.native.pages import LargePages
@@ -29,10 +29,10 @@ class ReferenceBackend:
     name = "reference"
 
     def libraries(self) -> dict[str, str]:
-        """PyTorch decides what is computed here."""
-        import torch
-
-        return {"torch": torch.__version__}
+        """PyTorch decides what is computed here. The version of its package, which is what an
+        artifact is opened by: `torch.__version__` may have a suffix that the package lacks."""
+        version = installed_version("torch")
+        return {"torch": version} if version else {}
 
     def require(self) -> None:
         """PyTorch is a dependency of this package."""
